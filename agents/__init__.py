@@ -1,0 +1,1 @@
+"""Policies and chat formats: everything that knows tokens. Knows nothing of trainers."""

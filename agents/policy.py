@@ -1,0 +1,127 @@
+"""What a policy is: token ids in; sampled ids with their logprobs out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from toolgym.envs.errors import ConfigurationError, ToolgymError
+from toolgym.envs.messages import Message
+from toolgym.envs.tasks import Task
+
+_SENTINEL = -9_999.0  # what vLLM writes where it has no logprob
+
+
+class PolicyFailure(ToolgymError):
+    """The policy could not give a usable completion: engine dead, out of time, or output that does not add up."""
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass, in (0, 1].
+        top_k: how many of the likeliest tokens to keep; 0 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ConfigurationError(f"expected a temperature in [0, 100], actual {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigurationError(f"expected top_p in (0, 1], actual {self.top_p}")
+        if self.top_k < 0:
+            raise ConfigurationError(f"expected top_k of 0 (keep all) or more, actual {self.top_k}")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One prompt to continue.
+
+    Attributes:
+        prompt_ids: the exact prompt.
+        max_tokens: at most so many tokens are sampled, 1 or more.
+        n: how many samples of this prompt.
+        seed: sample k is drawn with ``seed + k``; None leaves the engine to its own randomness.
+        sampling: how to sample.
+        stop_token_ids: sampling ends after any of these; the stop token is part of the completion.
+        task: what is being solved; for scripted policies and for logs.
+        member: which member of the task's group the first sample is for.
+        turn: number of the assistant's turn, from 0.
+        messages: the conversation that the prompt renders.
+    """
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    n: int = 1
+    seed: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_token_ids: tuple[int, ...] = ()
+    task: Task | None = None
+    member: int = 0
+    turn: int = 0
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sampled continuation, checked when it is made.
+
+    Attributes:
+        token_ids: (T,) int32, as sampled, the stop token included.
+        logprobs: (T,) float32, of each sampled token under the distribution it was drawn from.
+        versions: (T,) int32, the version of the weights that sampled each token.
+        finish_reason: why sampling ended.
+        prompt_ids: (P,) int32, the prompt that the engine says it was fed; None where it does not say.
+
+    Raises:
+        PolicyFailure: not one finite logprob and one version for each token, or no token at all.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    finish_reason: FinishReason
+    prompt_ids: npt.NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if count == 0 and self.finish_reason is not FinishReason.ABORT:
+            raise PolicyFailure("the policy returned a completion without a single token")
+        if len(self.logprobs) != count or len(self.versions) != count:
+            raise PolicyFailure(
+                f"the policy returned {count} tokens, {len(self.logprobs)} logprobs and {len(self.versions)} versions"
+            )
+        bad = ~np.isfinite(self.logprobs) | (self.logprobs <= _SENTINEL) | (self.logprobs > 1e-3)
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            raise PolicyFailure(f"the policy returned {self.logprobs[at]} as the logprob of token {at} of {count}")
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Anything that continues prompts. Awaited from any event loop, many requests at once."""
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        """Continue one prompt ``request.n`` times.
+
+        Raises:
+            PolicyFailure: no usable completions; other requests are not concerned.
+        """
+        ...

@@ -1,0 +1,209 @@
+"""Qwen3's chat format, by the renderers library, with special-token literals in anybody's text kept harmless."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from renderers.base import ParsedToolCall, ToolCallParseStatus
+from renderers.configs import Qwen3RendererConfig
+from renderers.qwen3 import Qwen3Renderer
+
+from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.protected_tokenizer import ProtectedTokenizer
+from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.messages import (
+    AssistantMessage,
+    InvalidToolCall,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+    to_dict,
+)
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+_REASONS = {
+    ToolCallParseStatus.INVALID_JSON: "The call is not valid JSON.",
+    ToolCallParseStatus.UNCLOSED_BLOCK: "The call has no closing </tool_call>.",
+    ToolCallParseStatus.MISSING_NAME: 'The call has no "name".',
+}
+
+
+class Qwen3ChatFormat(ChatFormat):
+    """The format of Qwen3 models: ``<|im_start|>`` turns, calls as JSON in ``<tool_call>``.
+
+    Reasoning that was sampled is always kept in the prompt, also across user turns, where Qwen3's own template would
+    drop it: a prompt that is extended cannot forget.
+
+    Args:
+        tokenizer: with Qwen3's special tokens.
+        name: of the model, for error messages.
+        enable_thinking: False prefills an empty reasoning block in every turn, as Qwen3's template does.
+
+    Raises:
+        ConfigurationError: the tokenizer lacks one of Qwen3's special tokens.
+    """
+
+    model_types = ("qwen3", "qwen3_moe")
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, name: str = "qwen3", enable_thinking: bool = True) -> None:
+        self.name = name
+        missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
+        if missing:
+            raise ConfigurationError(f"tokenizer {name} is not Qwen3's: it has no {', '.join(missing)}")
+        self._tokenizer = ProtectedTokenizer(tokenizer, name)
+        config = Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention="all")
+        self._renderer = Qwen3Renderer(self._tokenizer, config)
+        self._thinking = enable_thinking
+        self._stop = int(self._renderer.get_stop_token_ids()[0])
+        self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, enable_thinking: bool = True) -> "Qwen3ChatFormat":
+        """The format of a model folder. If the folder has a chat template, it must agree with the format.
+
+        Raises:
+            TemplateRefused: the folder's template renders a probe conversation to other tokens.
+        """
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        chat = cls(tokenizer, name=folder.name, enable_thinking=enable_thinking)
+        chat.check_template(folder)
+        return chat
+
+    def check_template(self, folder: Path) -> None:
+        """Compare with the chat template that a model folder ships, if it does.
+
+        Raises:
+            TemplateRefused: see `from_folder`.
+        """
+        from transformers import AutoTokenizer  # noqa: PLC0415 - heavy, and needed here alone
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        if tokenizer.chat_template is None:
+            return
+        tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+        for messages in ((UserMessage("hi"),), (SystemMessage("be brief"), UserMessage("What is 1 + 1?"))):
+            for offered in ([], tools):
+                theirs = tokenizer.apply_chat_template(
+                    [to_dict(message) for message in messages],
+                    tools=offered or None,
+                    add_generation_prompt=True,
+                    enable_thinking=self._thinking,
+                    return_dict=False,
+                )
+                if list(theirs) != self.open(messages, offered):
+                    raise TemplateRefused(
+                        f"the chat template in {folder} is not Qwen3's: it renders {tokenizer.decode(theirs)!r} where "
+                        f"Qwen3's format has {self.decode(self.open(messages, offered))!r}"
+                    )
+
+    def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """See `ChatFormat.open`."""
+        if self._tokenizer.has_literal(json.dumps(tools, ensure_ascii=False)):
+            raise ConfigurationError("a tool's schema contains the literal of a special token: reword its description")
+        entries = [self._entry(message) for message in messages]
+        return list(self._renderer.render_ids(entries, tools=list(tools) or None, add_generation_prompt=True))
+
+    def extend(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
+    ) -> list[int]:
+        """See `ChatFormat.extend`."""
+        known = [*prompt_ids, *completion_ids]
+        entries = [self._entry(message) for message in new_messages]
+        bridged = self._renderer.bridge_to_next_turn(list(prompt_ids), list(completion_ids), entries)
+        if bridged is None:
+            raise TemplateRefused("Qwen3's format cannot continue this turn: its reasoning was closed by a stop token")
+        if bridged.token_ids[: len(known)] != known:
+            raise TemplateRefused("Qwen3's format would drop tokens that were sampled after the end of the turn")
+        return list(bridged.token_ids[len(known) :])
+
+    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> AssistantMessage:
+        """See `ChatFormat.parse`."""
+        try:
+            parsed = self._renderer.parse_response(list(completion_ids), prompt_ids=list(prompt_ids))
+        except (RecursionError, ValueError):  # JSON nested too deeply, or a number of over 4,300 digits
+            text = self.decode(completion_ids)
+            return AssistantMessage("", (InvalidToolCall(text, "The call is nested too deeply or has a huge number."),))
+        calls = tuple(_call(call) for call in parsed.tool_calls)
+        return AssistantMessage(parsed.content, calls, parsed.reasoning_content)
+
+    def write(self, message: AssistantMessage | str) -> list[int]:
+        """See `ChatFormat.write`."""
+        if isinstance(message, str):
+            return [*self._tokenizer.encode(message), self._stop]
+        if message.reasoning is not None and not self._thinking:
+            raise ConfigurationError("reasoning cannot be written with enable_thinking=False: it is prefilled as empty")
+        # A turn that is not the last one is rendered bare; only reasoning is written in the last turn's form.
+        after = [] if message.reasoning is not None else [{"role": "user", "content": ""}]
+        turns = [{"role": "user", "content": ""}, self._entry(message), *after]
+        rendered = self._renderer.render(turns)
+        ids = [
+            token
+            for token, owner, sampled in zip(
+                rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True
+            )
+            if owner == 1 and sampled
+        ]
+        prefill = [] if self._thinking else self._tokenizer.encode("<think>\n\n</think>\n\n")
+        return ids[len(prefill) :]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `ChatFormat.decode`."""
+        return self._tokenizer.decode(token_ids)
+
+    def _entry(self, message: Message) -> dict[str, Any]:
+        """A message in the renderer's form, its text protected."""
+        protect = self._tokenizer.protect
+        match message:
+            case SystemMessage(content):
+                return {"role": "system", "content": protect(content)}
+            case UserMessage(content):
+                return {"role": "user", "content": protect(content)}
+            case ToolMessage(content):
+                return {"role": "tool", "content": protect(content)}
+            case AssistantMessage(content, calls, reasoning):
+                if "</think>" in content:
+                    raise ConfigurationError("content contains </think>: put reasoning into the message's own field")
+                entry: dict[str, Any] = {"role": "assistant", "content": protect(content)}
+                if reasoning is not None:
+                    entry["reasoning_content"] = protect(reasoning)
+                entry["tool_calls"] = [{"function": self._function(call)} for call in calls]
+                return entry
+
+    def _function(self, call: ToolCall | InvalidToolCall) -> dict[str, Any]:
+        if isinstance(call, InvalidToolCall):
+            raise ConfigurationError("a call that could not be parsed has no canonical form: write its raw text")
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+        if self._tokenizer.has_literal(arguments):
+            # JSON's own escape says the same text without spelling the special token.
+            arguments = arguments.replace("<", "\\u003c")
+        return {"name": self._tokenizer.protect(call.name), "arguments": arguments}
+
+
+def _call(parsed: ParsedToolCall) -> ToolCall | InvalidToolCall:
+    """A parsed call with what the parser lets pass checked: names are text, arguments are a JSON object."""
+    raw, name = parsed.raw, parsed.name
+    if parsed.status is not ToolCallParseStatus.OK:
+        return InvalidToolCall(raw, _REASONS.get(parsed.status, f"The call is malformed ({parsed.status})."))
+    if not isinstance(name, str):
+        return InvalidToolCall(raw, f'"name" must be text, not {json.dumps(name)}.')
+    if not isinstance(parsed.arguments, Mapping):
+        return InvalidToolCall(raw, f'"arguments" must be a JSON object, not {type(parsed.arguments).__name__}.', name)
+    try:
+        json.dumps([name, parsed.arguments], ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # NaN and infinity, lone surrogates, nesting
+        return InvalidToolCall(raw, "The arguments hold something that JSON cannot: NaN, Infinity or half a character.")
+    return ToolCall(name, dict(parsed.arguments))

@@ -1,0 +1,67 @@
+"""Environments: messages, tools, tasks, rewards and the Gymnasium classes. Knows nothing of tokens.
+
+Importing this package registers the environments that ship, so that
+``gymnasium.make_vec("toolgym/Calculator-v0", num_envs=64)`` works.
+"""
+
+from toolgym.envs.errors import (
+    ConfigurationError,
+    EnvironmentFailure,
+    Failure,
+    ResetNeededError,
+    ToolError,
+    ToolgymError,
+)
+from toolgym.envs.messages import (
+    AssistantMessage,
+    InvalidToolCall,
+    Message,
+    Observation,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from toolgym.envs.registration import register_env, register_shipped, tool_env_ids
+from toolgym.envs.rewards import Episode, Score, last_number
+from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
+from toolgym.envs.tasks import ProceduralTasks, Task, TaskList, TaskSource
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.tools import Tool, Toolset, tool
+from toolgym.envs.vector import ToolVectorEnv
+
+__all__ = [
+    "AssistantMessage",
+    "AssistantMessageSpace",
+    "ConfigurationError",
+    "EnvironmentFailure",
+    "Episode",
+    "Failure",
+    "InvalidToolCall",
+    "Message",
+    "MessagesSpace",
+    "Observation",
+    "ProceduralTasks",
+    "ResetNeededError",
+    "Score",
+    "SystemMessage",
+    "Task",
+    "TaskList",
+    "TaskSource",
+    "Tool",
+    "ToolCall",
+    "ToolEnv",
+    "ToolError",
+    "ToolMessage",
+    "ToolVectorEnv",
+    "ToolgymError",
+    "Toolset",
+    "UserMessage",
+    "last_number",
+    "register_env",
+    "register_shipped",
+    "tool",
+    "tool_env_ids",
+]
+
+register_shipped()

@@ -1,0 +1,85 @@
+"""An asyncio event loop in a thread of its own, for synchronous faces of asynchronous things."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from toolgym.envs.errors import ToolgymError
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines on one event loop in one daemon thread, from any other thread or loop.
+
+    Args:
+        name: the thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._closed = False
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
+        """Start a coroutine on the loop. Cancelling the future cancels it.
+
+        Raises:
+            ToolgymError: the loop is closed.
+        """
+        if self._closed:
+            work.close()
+            raise ToolgymError(f"{self._thread.name} is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the loop and wait for it. An interrupt of the waiting thread cancels the coroutine."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ToolgymError(f"called from within {self._thread.name}: await the asynchronous form instead")
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:  # mostly KeyboardInterrupt: the work must not go on behind the caller's back
+            future.cancel()
+            raise
+
+    async def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the loop and await it from another loop (or from this one)."""
+        if threading.current_thread() is self._thread:
+            return await work
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self, grace: float = 2.0) -> None:
+        """Cancel what runs, give it ``grace`` seconds, stop the loop and join the thread. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(RuntimeError):  # the loop has stopped already
+            asyncio.run_coroutine_threadsafe(self._drain(grace), self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(grace + 5.0)
+
+    async def _drain(self, grace: float) -> None:
+        current = asyncio.current_task()
+        others = {task for task in asyncio.all_tasks() if task is not current}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=grace)
+        self._loop.stop()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                ending = asyncio.wait_for(self._loop.shutdown_default_executor(), timeout=1.0)
+                self._loop.run_until_complete(ending)
+            self._loop.close()

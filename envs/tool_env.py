@@ -1,0 +1,305 @@
+"""`ToolEnv`: one episode of tool use as a `gymnasium.Env`, with an async face below the Gymnasium one."""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import gymnasium
+
+from toolgym.envs.errors import ConfigurationError, EnvironmentFailure, ResetNeededError, ToolgymError
+from toolgym.envs.execution import CallResult, ToolRunner
+from toolgym.envs.messages import (
+    AssistantMessage,
+    Message,
+    Observation,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+from toolgym.envs.rewards import Episode, ScoreLike, as_score
+from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
+from toolgym.envs.tasks import Task, TaskSource, as_source
+from toolgym.envs.tools import Tool, Toolset
+
+_T = TypeVar("_T")
+Step: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
+_ENDLESS = 2**31
+
+
+class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
+    """An environment in which a language model solves a task by calling tools.
+
+    Subclass it: mark methods with `@tool`, give a task source to ``super().__init__``, and write `score`. Per-episode
+    state is made in `setup`. Or wrap plain functions with `from_functions`.
+
+    An **action** is one `AssistantMessage`; an **observation** is the tuple of messages new since the last action.
+    A message without a tool call ends the episode (``terminated``). What the model gets wrong comes back to it as a
+    tool message; what goes wrong in `setup` or `score` is raised as `EnvironmentFailure` and ends the episode
+    without a reward.
+
+    Args:
+        tasks: a task source, a list of tasks, or a list of prompts.
+        tool_timeout: seconds one tool call may take, unless the tool says otherwise.
+        max_output_chars: longer tool output is cut in the middle, with a marker.
+        max_steps: after so many steps without an end the episode is scored as it is (``truncated``); None: no bound.
+        hook_timeout: seconds that `setup` and `score` may each take (enforced where they await).
+        render_mode: ``"ansi"`` or None.
+
+    Raises:
+        ConfigurationError: a limit that is not above zero, an empty list of tasks, a tool that has no schema.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as Gymnasium declares it
+    system_prompt: str = ""
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[Task | str],
+        *,
+        tool_timeout: float = 30.0,
+        max_output_chars: int = 20_000,
+        max_steps: int | None = None,
+        hook_timeout: float = 60.0,
+        render_mode: str | None = None,
+    ) -> None:
+        limits = {
+            "tool_timeout": tool_timeout,
+            "max_output_chars": max_output_chars,
+            "max_steps": 1 if max_steps is None else max_steps,
+            "hook_timeout": hook_timeout,
+        }
+        for name, value in limits.items():
+            if not value > 0:
+                raise ConfigurationError(f"expected {name} above 0, actual {value}")
+        if render_mode not in (None, "ansi"):
+            raise ConfigurationError(f"expected render_mode 'ansi' or None, actual {render_mode!r}")
+        self.render_mode = render_mode
+        self.tasks = as_source(tasks)
+        self.tools = self._make_tools()
+        self.observation_space = MessagesSpace()
+        self.action_space = AssistantMessageSpace(tuple(self.tools))
+        self.messages: tuple[Message, ...] = ()
+        self.task: Task | None = None
+        self._runner = ToolRunner(self.tools, timeout=tool_timeout, max_output_chars=max_output_chars)
+        self._max_steps, self._hook_timeout = max_steps, hook_timeout
+        self._steps = 0
+        self._running = False
+        self._own_loop: asyncio.Runner | None = None
+
+    # What an author writes.
+
+    def setup(self, task: Task) -> Awaitable[None] | None:
+        """Make the state of a new episode; ``self.np_random`` is seeded. May be ``async def``."""
+
+    def score(self, episode: Episode) -> ScoreLike | Awaitable[ScoreLike]:
+        """What a finished episode is worth. May be ``async def``."""
+        raise NotImplementedError(f"{type(self).__name__} needs a score(episode) method: what is an episode worth?")
+
+    @classmethod
+    def from_functions(
+        cls,
+        tools: Sequence[Callable[..., Any]],
+        tasks: TaskSource | Sequence[Task | str],
+        reward: Callable[[Episode], ScoreLike | Awaitable[ScoreLike]],
+        *,
+        system_prompt: str = "",
+        **options: Any,
+    ) -> "ToolEnv":
+        """An environment around plain functions.
+
+        Args:
+            tools: functions with type hints; `@tool` on them is not needed.
+            tasks: see the class.
+            reward: what a finished episode is worth; a function or coroutine function.
+            system_prompt: the standing instructions.
+            **options: further arguments of the class.
+        """
+        return _FunctionsEnv(tools, tasks, reward, system_prompt, **options)
+
+    # The async face.
+
+    async def areset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: seeds ``np_random``, and so the choice of the task and everything that `setup` draws.
+            options: ``{"task": Task}`` sets the task; by default one is drawn from the source.
+
+        Returns:
+            The opening messages (the system prompt, if there is one, and the task) and ``{"task_id": ...}``.
+
+        Raises:
+            EnvironmentFailure: `setup` raised, or took too long.
+        """
+        super().reset(seed=seed)
+        self._running = False
+        task = (options or {}).get("task")
+        if task is None:
+            task = self.tasks.get(int(self.np_random.integers(self.tasks.size or _ENDLESS)))
+        if not isinstance(task, Task):
+            raise ConfigurationError(f"expected options['task'] to be a Task, actual {type(task).__name__}")
+        self.task, self._steps = task, 0
+        await self._hook("setup", lambda: self.setup(task))
+        system = (SystemMessage(self.system_prompt),) if self.system_prompt else ()
+        self.messages = (*system, UserMessage(task.prompt))
+        self._running = True
+        return self.messages, {"task_id": task.id}
+
+    async def astep(self, action: AssistantMessage | None) -> Step:
+        """Take one action: run its tool calls, or end the episode if it has none.
+
+        Returns:
+            observation: the answers to the calls, in their order; empty at the end without calls.
+            reward: 0.0 until the episode ends, then the score's total.
+            terminated, truncated: as in Gymnasium; truncated after ``max_steps``.
+            info: ``calls`` (status of each call, in order); at the end ``score`` (components) and ``solved``.
+
+        Raises:
+            ResetNeededError: there is no episode running.
+            EnvironmentFailure: the environment itself failed; the episode is over and has no reward.
+        """
+        if not self._running:
+            raise ResetNeededError("the episode has ended or never began: call reset() first")
+        if not isinstance(action, AssistantMessage):
+            raise ConfigurationError(f"expected an AssistantMessage as action, actual {type(action).__name__}")
+        self._steps += 1
+        action = action.with_call_ids(f"call_{self._steps}_")
+        self.messages = (*self.messages, action)
+        if not action.tool_calls:
+            return (), *await self._end(truncated=False)
+        try:
+            results = await self._runner.run(action.tool_calls)
+        except ToolgymError:
+            self._running = False
+            raise
+        answers = tuple(result.message for result in results)
+        self.messages = (*self.messages, *answers)
+        calls = {"calls": tuple(result.status.value for result in results)}
+        if any(result.ends_episode for result in results):
+            reward, terminated, truncated, info = await self._end(truncated=False)
+            return answers, reward, terminated, truncated, {**info, **calls, "ended_by_tool": _ending(results)}
+        if self._max_steps is not None and self._steps >= self._max_steps:
+            reward, terminated, truncated, info = await self._end(truncated=True)
+            return answers, reward, terminated, truncated, {**info, **calls}
+        return answers, 0.0, False, False, calls
+
+    async def atruncate(self, last: AssistantMessage | None = None) -> Step:
+        """End the running episode because a budget says so, and score what there is.
+
+        Args:
+            last: a message of the model that was sampled but will not be acted on, kept for the record.
+
+        Returns:
+            As `astep`, with ``truncated`` True.
+        """
+        if not self._running:
+            raise ResetNeededError("the episode has ended or never began: there is nothing to truncate")
+        if last is not None:
+            self.messages = (*self.messages, last)
+        return (), *await self._end(truncated=True)
+
+    async def aclose(self) -> None:
+        """Stop what still runs, for at most about a second. May be called again."""
+        self._running = False
+        await self._runner.aclose()
+
+    # The Gymnasium face.
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """`areset` for callers without an event loop."""
+        return self._sync(self.areset(seed=seed, options=options))
+
+    def step(self, action: AssistantMessage | None) -> Step:
+        """`astep` for callers without an event loop."""
+        return self._sync(self.astep(action))
+
+    def render(self) -> str | None:
+        """The conversation so far as text, in ``"ansi"`` mode."""
+        if self.render_mode is None:
+            return None
+        return "\n".join(_line(message) for message in self.messages)
+
+    def close(self) -> None:
+        """`aclose` for callers without an event loop. May be called again."""
+        if self._own_loop is not None:
+            self._own_loop.run(self.aclose())
+            self._own_loop.close()
+            self._own_loop = None
+
+    def _sync(self, work: Coroutine[Any, Any, _T]) -> _T:
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            work.close()
+            raise ToolgymError("an event loop is running here: await areset() and astep() instead")
+        if self._own_loop is None:
+            self._own_loop = asyncio.Runner()
+        return self._own_loop.run(work)
+
+    def _make_tools(self) -> Toolset:
+        return Toolset.of(self)
+
+    async def _end(self, *, truncated: bool) -> tuple[float, bool, bool, dict[str, Any]]:
+        self._running = False
+        assert self.task is not None  # a running episode has one
+        episode = Episode(self.task, self.messages, truncated)
+        score = as_score(await self._hook("score", lambda: self.score(episode)))
+        info = {"score": dict(score.components), "solved": score.solved}
+        return float(score.total), not truncated, truncated, info
+
+    async def _hook(self, name: str, call: Callable[[], Any]) -> Any:
+        """Run an author's hook; whatever it raises is a failure of the environment."""
+        try:
+            async with asyncio.timeout(self._hook_timeout):
+                value = call()
+                return await value if inspect.isawaitable(value) else value
+        except ToolgymError:
+            raise
+        except TimeoutError as error:
+            raise EnvironmentFailure(f"{name} took over {self._hook_timeout:g} s", kind=f"{name}_timeout") from error
+        except Exception as error:
+            raise EnvironmentFailure(f"{type(error).__name__}: {error}", kind=f"{name}_raised") from error
+
+
+class _FunctionsEnv(ToolEnv):
+    """Behind `ToolEnv.from_functions`."""
+
+    def __init__(
+        self,
+        tools: Sequence[Callable[..., Any]],
+        tasks: TaskSource | Sequence[Task | str],
+        reward: Callable[[Episode], ScoreLike | Awaitable[ScoreLike]],
+        system_prompt: str,
+        **options: Any,
+    ) -> None:
+        self._functions, self._reward, self.system_prompt = tools, reward, system_prompt
+        super().__init__(tasks, **options)
+
+    def _make_tools(self) -> Toolset:
+        return Toolset(Tool(function) for function in self._functions)
+
+    def score(self, episode: Episode) -> ScoreLike | Awaitable[ScoreLike]:
+        return self._reward(episode)
+
+
+def _ending(results: Sequence[CallResult]) -> str | None:
+    """The name of the first tool that ended the episode."""
+    return next((result.message.name for result in results if result.ends_episode), None)
+
+
+def _line(message: Message) -> str:
+    match message:
+        case AssistantMessage():
+            calls = "".join(f" -> {call.name}" for call in message.tool_calls)
+            return f"[assistant] {message.content}{calls}"
+        case ToolMessage():
+            return f"[tool {message.name}] {message.content}"
+        case SystemMessage():
+            return f"[system] {message.content}"
+        case UserMessage():
+            return f"[user] {message.content}"

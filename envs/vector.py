@@ -1,0 +1,283 @@
+"""`ToolVectorEnv`: N tool environments as one `gymnasium.vector.VectorEnv`, all their tools in flight together."""
+
+import asyncio
+import queue
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Tuple
+from gymnasium.vector import AutoresetMode
+
+from toolgym.envs.errors import ConfigurationError, EnvironmentFailure, Failure, ResetNeededError, ToolgymError
+from toolgym.envs.infos import batch_infos
+from toolgym.envs.loop import LoopThread
+from toolgym.envs.messages import AssistantMessage, Observation
+from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
+from toolgym.envs.tasks import Task
+from toolgym.envs.tool_env import Step, ToolEnv
+
+Action: TypeAlias = AssistantMessage | None
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Batch: TypeAlias = tuple[tuple[Observation, ...], Floats, Bools, Bools, dict[str, Any]]
+
+
+class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence[Action], npt.NDArray[Any]]):
+    """N slots on one event loop of its own, each with a `ToolEnv`.
+
+    The full contract of Gymnasium's vector environments, with what chat needs beside it:
+
+    - Observations are tuples of N deltas: what each slot said since its last action. A slot whose action is ``None``
+      is left alone, and its observation stays what it was.
+    - A slot that fails (`EnvironmentFailure`) does not touch the others: its reward is NaN, it is truncated, and
+      ``infos["failure"]`` holds the `Failure`.
+    - ``reset(options={"reset_mask": mask})`` resets some slots; ``options["tasks"]`` gives the task of each slot.
+    - `send` and `recv` step slots one by one, so that no slot waits for a slower one.
+
+    Args:
+        env_fns: a function for each slot that makes its environment.
+        autoreset_mode: DISABLED by default, since NEXT_STEP would cost one model call an episode for nothing.
+
+    Raises:
+        ConfigurationError: no slots, or environments with different tools.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], ToolEnv]],
+        *,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.DISABLED,
+    ) -> None:
+        if not env_fns:
+            raise ConfigurationError("expected at least one environment, actual none: num_envs must be 1 or more")
+        self.envs: tuple[ToolEnv, ...] = tuple(make() for make in env_fns)
+        first = self.envs[0]
+        if any(tuple(env.tools) != tuple(first.tools) for env in self.envs):
+            raise ConfigurationError("all slots must have the same tools: the prompt names them")
+        self.num_envs = len(self.envs)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        self.tools, self.tasks = first.tools, first.tasks
+        self.single_observation_space = MessagesSpace()
+        self.single_action_space = AssistantMessageSpace(tuple(first.tools), optional=True)
+        self.observation_space = Tuple([MessagesSpace() for _ in self.envs])
+        names = tuple(first.tools)
+        self.action_space = Tuple([AssistantMessageSpace(names, optional=True) for _ in self.envs])
+        self.loop = LoopThread("toolgym environments")
+        self._last: list[Observation] = [()] * self.num_envs
+        self._needs_reset = np.ones(self.num_envs, dtype=np.bool_)
+        self._in_flight: set[int] = set()
+        self._arrived: queue.SimpleQueue[tuple[int, Step]] = queue.SimpleQueue()
+        self._finalizer = weakref.finalize(self, _shut_down, self.envs, self.loop)
+
+    @classmethod
+    def of(
+        cls,
+        env_class: Callable[..., ToolEnv],
+        *,
+        num_envs: int = 1,
+        max_episode_steps: int | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.DISABLED,
+        **options: Any,
+    ) -> "ToolVectorEnv":
+        """``num_envs`` slots of one environment class, in the form in which `gymnasium.make_vec` asks for them."""
+        if num_envs < 1:
+            raise ConfigurationError(f"expected num_envs of 1 or more, actual {num_envs}")
+        if max_episode_steps is not None:
+            options["max_steps"] = max_episode_steps
+        return cls([lambda: env_class(**options)] * num_envs, autoreset_mode=autoreset_mode)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[Observation, ...], dict[str, Any]]:
+        """Begin an episode in every slot, or in those of a mask.
+
+        Args:
+            seed: one seed (slot i gets ``seed + i``), one for each slot, or None.
+            options: ``reset_mask``: (N,) bool array, at least one True; ``tasks``: N tasks or Nones. Never changed.
+        """
+        self._refuse_in_flight("reset")
+        chosen = self._reset_mask(options)
+        seeds = self._seeds(seed)
+        tasks: Sequence[Task | None] = (options or {}).get("tasks") or [None] * self.num_envs
+        if len(tasks) != self.num_envs:
+            raise ConfigurationError(f"expected {self.num_envs} tasks in options['tasks'], actual {len(tasks)}")
+        slots = [int(i) for i in np.flatnonzero(chosen)]
+        opened = self.loop.run(_gather(self._open(i, seeds[i], tasks[i]) for i in slots))
+        infos: list[dict[str, Any] | None] = [None] * self.num_envs
+        for i, (observation, info) in zip(slots, opened, strict=True):
+            self._last[i], infos[i] = observation, info
+            self._needs_reset[i] = "failure" in info
+        return tuple(self._last), batch_infos(infos)
+
+    def step(self, actions: Sequence[Action]) -> Batch:
+        """Take one action in every slot whose action is not None; all their tools run together.
+
+        Returns:
+            observations: N deltas.
+            rewards: (N,) float64; NaN where the slot failed.
+            terminations, truncations: (N,) bool.
+            infos: as Gymnasium's, each key with its ``_key`` mask.
+        """
+        self._refuse_in_flight("step")
+        if len(actions) != self.num_envs:
+            raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {len(actions)}")
+        self._check_actions(dict(enumerate(actions)))
+        results = self.loop.run(_gather(self._advance(i, action) for i, action in enumerate(actions)))
+        return self._batch(list(range(self.num_envs)), results)
+
+    def send(self, actions: Sequence[Action], env_ids: Sequence[int]) -> None:
+        """Start one action in each of the given slots and return at once; `recv` brings the results.
+
+        Raises:
+            ConfigurationError: unequal lengths, an unknown slot, or one whose last action has not been received yet.
+        """
+        if len(actions) != len(env_ids):
+            raise ConfigurationError(f"expected as many actions as env_ids, actual {len(actions)} and {len(env_ids)}")
+        wrong = [i for i in env_ids if not 0 <= i < self.num_envs or i in self._in_flight]
+        if wrong or len(set(env_ids)) < len(env_ids):
+            raise ConfigurationError(f"env_ids must be idle slots below {self.num_envs}, each once; wrong: {wrong}")
+        self._check_actions(dict(zip(env_ids, actions, strict=True)))
+        for i, action in zip(env_ids, actions, strict=True):
+            self._in_flight.add(i)
+            self.loop.submit(self._deliver(i, action))
+
+    def recv(self, *, min_count: int = 1, timeout: float | None = None) -> tuple[*Batch, npt.NDArray[np.int64]]:
+        """Wait for ``min_count`` of the sent actions, and take every other that is there already.
+
+        Args:
+            min_count: how many results to wait for; no more than are in flight.
+            timeout: seconds to wait for each; None trusts the time-outs of the tools.
+
+        Returns:
+            As `step`, for K slots in the order of their arrival, and their ids, (K,) int64.
+
+        Raises:
+            ConfigurationError: fewer than ``min_count`` actions are in flight.
+            ToolgymError: nothing arrived in time.
+        """
+        if not 1 <= min_count <= len(self._in_flight):
+            raise ConfigurationError(f"expected min_count in [1, {len(self._in_flight)}], actual {min_count}")
+        arrived: list[tuple[int, Step]] = []
+        try:
+            while len(arrived) < min_count:
+                arrived.append(self._arrived.get(timeout=timeout))
+            while True:
+                arrived.append(self._arrived.get_nowait())
+        except queue.Empty as empty:
+            if len(arrived) < min_count:
+                for entry in arrived:
+                    self._arrived.put(entry)
+                waiting = sorted(self._in_flight)
+                raise ToolgymError(f"no result within {timeout} s; slots in flight: {waiting}") from empty
+        ids = [i for i, _ in arrived]
+        self._in_flight.difference_update(ids)
+        return (*self._batch(ids, [result for _, result in arrived]), np.asarray(ids, dtype=np.int64))
+
+    def render(self) -> tuple[Any, ...] | None:
+        """The text of every slot's conversation, in ``"ansi"`` mode."""
+        return None if self.render_mode is None else tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all slots, cancel what runs, end the thread. `close` calls it, once."""
+        self._finalizer()
+
+    async def _open(self, i: int, seed: int | None, task: Task | None) -> tuple[Observation, dict[str, Any]]:
+        try:
+            return await self.envs[i].areset(seed=seed, options=None if task is None else {"task": task})
+        except EnvironmentFailure as failure:
+            return (), {"failure": Failure(failure.kind, "reset", str(failure))}
+
+    async def _advance(self, i: int, action: Action) -> Step:
+        """One slot's part of a step, with its autoreset."""
+        if self._needs_reset[i] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            observation, info = await self._open(i, None, None)
+            return observation, 0.0, False, "failure" in info, info
+        if action is None:
+            return self._last[i], 0.0, False, False, {}
+        observation, reward, terminated, truncated, info = await self._act(i, action)
+        if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            final = {"final_obs": observation, "final_info": info}
+            observation, info = await self._open(i, None, None)
+            return observation, reward, terminated, truncated, {**info, **final}
+        return observation, reward, terminated, truncated, info
+
+    async def _act(self, i: int, action: AssistantMessage) -> Step:
+        try:
+            return await self.envs[i].astep(action)
+        except EnvironmentFailure as failure:
+            return (), float("nan"), False, True, {"failure": Failure(failure.kind, "step", str(failure))}
+
+    async def _deliver(self, i: int, action: Action) -> None:
+        self._arrived.put((i, await self._advance(i, action)))
+
+    def _batch(self, ids: Sequence[int], results: Sequence[Step]) -> Batch:
+        for i, (observation, _, terminated, truncated, info) in zip(ids, results, strict=True):
+            self._last[i] = observation
+            ended = terminated or truncated
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                ended = "failure" in info  # else the slot has begun anew already
+            acted = bool(info) or ended or self.autoreset_mode is not AutoresetMode.DISABLED
+            self._needs_reset[i] = ended if acted else self._needs_reset[i]
+        observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+        return (
+            tuple(observations),
+            np.asarray(rewards, dtype=np.float64),
+            np.asarray(terminations, dtype=np.bool_),
+            np.asarray(truncations, dtype=np.bool_),
+            batch_infos(infos),
+        )
+
+    def _check_actions(self, actions: dict[int, Action]) -> None:
+        wrong = {i: type(action).__name__ for i, action in actions.items() if action not in self.single_action_space}
+        if wrong:
+            raise ConfigurationError(f"expected AssistantMessage or None as actions, actual by slot: {wrong}")
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            return
+        ended = [i for i, action in actions.items() if action is not None and self._needs_reset[i]]
+        if ended:
+            raise ResetNeededError(
+                f"slots {ended} have no running episode: give them None, or reset them by options['reset_mask']"
+            )
+
+    def _refuse_in_flight(self, what: str) -> None:
+        if self._in_flight:
+            raise ToolgymError(f"{what}() while actions are in flight in slots {sorted(self._in_flight)}: recv() first")
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> Bools:
+        if options is None or "reset_mask" not in options:
+            return np.ones(self.num_envs, dtype=np.bool_)
+        mask = options["reset_mask"]
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            given = f"{mask.dtype} array of shape {mask.shape}" if isinstance(mask, np.ndarray) else repr(mask)
+            raise ConfigurationError(f"expected reset_mask as a bool array of shape ({self.num_envs},), actual {given}")
+        if not mask.any():
+            raise ConfigurationError("expected at least one True in reset_mask, actual none")
+        return mask
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigurationError(f"expected {self.num_envs} seeds, one a slot, actual {len(seed)}")
+        return seed
+
+
+async def _gather(work: Any) -> list[Any]:
+    tasks: list[Coroutine[Any, Any, Any]] = list(work)
+    return list(await asyncio.gather(*tasks))
+
+
+def _shut_down(envs: Sequence[ToolEnv], loop: LoopThread) -> None:
+    """Close the slots and the loop; it refers to no ToolVectorEnv, so that a forgotten one can be collected."""
+    try:
+        loop.run(_gather(env.aclose() for env in envs))
+    finally:
+        loop.close()

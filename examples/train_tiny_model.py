@@ -1,0 +1,286 @@
+"""Make the embedded model again, from nothing: its tokenizer, its weights, its card's figures. Seeded, on 2 cores.
+
+    python examples/train_tiny_model.py --out /tmp/tiny --minutes 35
+
+It learns from conversations in which the environments' reference solutions act, rendered by the same `ChatFormat` that
+rollouts use; the loss is on the assistant's tokens only. The conversations of a step share one system prompt, which is
+run once for all of them; each sees the prompt and itself, at the positions that it will have in a rollout.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+from toolgym.agents.qwen3_chat import SPECIAL_TOKENS, Qwen3ChatFormat
+from toolgym.envs import AssistantMessage, Message, SystemMessage, Task, ToolEnv, UserMessage
+from toolgym.envs.catalog import calculator, ledger
+from toolgym.envs.messages import ToolMessage
+
+VOCABULARY = 1_024
+PEAK = 3e-3  # learning rate
+Solve = Callable[[Task, Sequence[Message]], AssistantMessage]
+
+
+@dataclass(frozen=True)
+class Course:
+    """One environment to learn, with its reference solution."""
+
+    make: Callable[[], ToolEnv]
+    solve: Solve
+    share: float
+
+
+COURSES = (
+    Course(lambda: calculator.CalculatorEnv(task_seed=1), calculator.solve, 0.4),
+    Course(lambda: ledger.LedgerEnv(task_seed=1), ledger.solve, 0.6),
+)
+
+
+async def converse(env: ToolEnv, solve: Solve, task: Task) -> tuple[Message, ...]:
+    """One solved conversation."""
+    await env.areset(options={"task": task})
+    ended = False
+    while not ended:
+        _, reward, ended, _, _ = await env.astep(solve(task, env.messages))
+    assert reward == 1.0, f"the reference solution failed: {task}"
+    return env.messages
+
+
+def make_tokenizer(texts: Sequence[str]) -> tokenizers.Tokenizer:
+    """Byte-level BPE in which every digit, operator and bracket is a token of its own."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}|[-+*/()]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = VOCABULARY - len(SPECIAL_TOKENS)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    # As in Qwen3: the marks of tools and reasoning are added tokens, but not "special" ones.
+    tokenizer.add_tokens([AddedToken(t, special=t.startswith("<|"), normalized=False) for t in SPECIAL_TOKENS])
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation in tokens, behind its opening.
+
+    Attributes:
+        system: ids of the part that all conversations of one environment share.
+        ids: the rest.
+        mask: which of ``ids`` the assistant says.
+    """
+
+    system: tuple[int, ...]
+    ids: np.ndarray
+    mask: np.ndarray
+
+
+def render(chat: Qwen3ChatFormat, env: ToolEnv, messages: Sequence[Message], system: tuple[int, ...]) -> Conversation:
+    """The conversation as a rollout would record it."""
+    ids = chat.open(messages[:2], env.tools.schemas)
+    assert tuple(ids[: len(system)]) == system
+    mask = [False] * len(ids)
+    rest = list(messages[2:])
+    while rest:
+        said = chat.write(rest.pop(0))
+        answers = []
+        while rest and isinstance(rest[0], ToolMessage):
+            answers.append(rest.pop(0))
+        delta = chat.extend(ids, said, answers) if answers else []
+        ids += said + delta
+        mask += [True] * len(said) + [False] * len(delta)
+    return Conversation(system, np.asarray(ids[len(system) :]), np.asarray(mask[len(system) :]))
+
+
+def common_prefix(one: Sequence[int], two: Sequence[int]) -> tuple[int, ...]:
+    """The ids that two prompts begin with."""
+    same = next((k for k, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    return tuple(one[:same])
+
+
+def make_corpus(chat: Qwen3ChatFormat, count: int) -> list[list[Conversation]]:
+    """Conversations by course."""
+    corpus = []
+    for course in COURSES:
+        env = course.make()
+        tasks = env.tasks.take(int(count * course.share))
+        one, two = (
+            chat.open((SystemMessage(env.system_prompt), UserMessage(text)), env.tools.schemas) for text in ("1", "2")
+        )
+        system = common_prefix(one, two)
+
+        async def all_of(env: ToolEnv = env, course: Course = course, tasks: list[Task] = tasks) -> list:
+            return [await converse(env, course.solve, task) for task in tasks]
+
+        corpus.append([render(chat, env, messages, system) for messages in asyncio.run(all_of())])
+        lengths = [len(c.ids) for c in corpus[-1]]
+        print(f"{type(env).__name__}: {len(tasks)} conversations, system {len(system)}, mean {np.mean(lengths):.0f}")
+    return corpus
+
+
+def collate(conversations: Sequence[Conversation]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The shared system prompt (1,S), the conversations behind it (B,T), and where the next token is learned (B,T)."""
+    width = max(len(c.ids) for c in conversations)
+    ids = np.zeros((len(conversations), width), dtype=np.int64)
+    learn = np.zeros((len(conversations), width), dtype=bool)
+    for row, conversation in enumerate(conversations):
+        count = len(conversation.ids)
+        ids[row, :count] = conversation.ids
+        learn[row, : count - 1] = conversation.mask[1:]
+    return torch.tensor([conversations[0].system]), torch.from_numpy(ids), torch.from_numpy(learn)
+
+
+def loss_of(model: Qwen3ForCausalLM, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Mean cross entropy of the next token where it is learned. The system prompt is run once for all rows."""
+    system, ids, learn = batch
+    rows, width, prefix = ids.shape[0], ids.shape[1], system.shape[1]
+    cache = DynamicCache(config=model.config)
+    model.model(input_ids=system, past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(rows)
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    attend = torch.cat([torch.ones(width, prefix, dtype=torch.bool), causal], dim=1)[None, None]
+    positions = torch.arange(prefix, prefix + width)[None].expand(rows, -1)
+    hidden = model.model(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=attend.expand(rows, 1, -1, -1),
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    target = torch.roll(ids, -1, dims=1)[learn]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[learn]), target)
+
+
+def new_model(tokenizer: tokenizers.Tokenizer, seed: int) -> Qwen3ForCausalLM:
+    """Qwen3's architecture, 1.97 million parameters."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=4_096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+        attn_implementation="sdpa",
+        architectures=["Qwen3ForCausalLM"],
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    corpus: Sequence[Sequence[Conversation]],
+    *,
+    seconds: float,
+    rows: int,
+    seed: int,
+    out: Path,
+) -> None:
+    """Train for a time, the learning rate warming up and then falling to nothing; short conversations come first."""
+    rng = np.random.default_rng(seed)
+    shares = np.asarray([course.share for course in COURSES])
+    by_length = [sorted(conversations, key=lambda c: len(c.ids)) for conversations in corpus]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.01)
+    began, step, means = time.monotonic(), 0, [math.nan] * len(corpus)
+    while (part := (time.monotonic() - began) / seconds) < 1.0:
+        rate = PEAK * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * part)) + 1e-5
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        course = int(rng.choice(len(COURSES), p=shares))
+        known = int(len(by_length[course]) * min(1.0, 0.3 + 2.0 * part))
+        loss = loss_of(model, collate([by_length[course][int(k)] for k in rng.integers(known, size=rows)]))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        means[course] = loss.item() if math.isnan(means[course]) else 0.95 * means[course] + 0.05 * loss.item()
+        step += 1
+        if step % 25 == 0:
+            losses = " ".join(f"{mean:.4f}" for mean in means)
+            print(f"step {step} {time.monotonic() - began:.0f}s losses {losses} lr {rate:.1e}", flush=True)
+        if step % 200 == 0:
+            save(model, out)
+
+
+def save(model: Qwen3ForCausalLM, out: Path) -> None:
+    """Weights and configuration, as transformers and vLLM read them."""
+    model.config.save_pretrained(out)
+    tensors = {k: v.detach().contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, out: Path) -> None:
+    """The tokenizer, as transformers and vLLM read it."""
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 4_096,
+        "clean_up_tokenization_spaces": False,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def main() -> None:
+    """Train and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=35.0, help="of training")
+    parser.add_argument("--rows", type=int, default=48, help="conversations a step")
+    parser.add_argument("--conversations", type=int, default=24_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    texts = []
+    for course in COURSES:
+        env = course.make()
+        texts += [json.dumps(schema) for schema in env.tools.schemas] * 20
+        texts += [task.prompt for task in env.tasks.take(2_000)]
+    schema_words = (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+        "function signatures within <tools></tools> XML tags:\n<tools>\n</tools>\n\nFor each function call, return a "
+        "json object with function name and arguments within  XML tags:\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\nsystem\nuser\nassistant\n'
+    )
+    spoken = "The result is 1. The balance is 2. ok Error: You keep the accounts. Use the tools. Use the calculator. "
+    texts += [schema_words, spoken, *(f' "{name}" {name} {name}.' for name in ledger.NAMES)] * 50
+    tokenizer = make_tokenizer(texts)
+    save_tokenizer(tokenizer, args.out)
+    chat = Qwen3ChatFormat(tokenizer)
+    corpus = make_corpus(chat, args.conversations)
+
+    model = new_model(tokenizer, args.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    train(model, corpus, seconds=args.minutes * 60, rows=args.rows, seed=args.seed, out=args.out)
+    save(model, args.out)
+
+
+if __name__ == "__main__":
+    main()

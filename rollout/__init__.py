@@ -1,0 +1,1 @@
+"""Collecting: limits, trajectories, the collector, run folders and the command line."""

@@ -1,0 +1,195 @@
+"""The command line: ``toolgym run``, ``toolgym show``, ``toolgym envs``."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import gymnasium
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
+from toolgym.agents.policy import Sampling
+from toolgym.agents.tiny import TINY_MODEL
+from toolgym.envs import ConfigurationError, ToolgymError, ToolVectorEnv, tool_env_ids
+from toolgym.rollout.collector import Collector
+from toolgym.rollout.collector import Progress as Count
+from toolgym.rollout.limits import Limits
+from toolgym.rollout.report import summarize
+from toolgym.rollout.store import RunFolder
+from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.viewer import TrajectoryView, summary_table
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+_FIRST: dict[str, Callable[[Trajectory], bool]] = {
+    "solved": lambda trajectory: trajectory.solved,
+    "unsolved": lambda trajectory: not trajectory.solved,
+    "failed": lambda trajectory: trajectory.failure is not None,
+}
+
+
+@app.command()
+def run(
+    env: Annotated[list[str], typer.Argument(help="Environments by id, e.g. toolgym/Calculator-v0, or module:id.")],
+    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    model: Annotated[str, typer.Option(help="A model folder, or 'tiny' for the embedded model.")] = "tiny",
+    tasks: Annotated[int, typer.Option(help="Tasks of each environment.")] = 16,
+    group: Annotated[int, typer.Option(help="Trajectories of each task.")] = 4,
+    slots: Annotated[int, typer.Option(help="Episodes in flight.")] = 64,
+    schedule: Annotated[str, typer.Option(help="overlap or lockstep.")] = "overlap",
+    seed: Annotated[int, typer.Option(help="Of the run: sampling and environments.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
+    env_option: Annotated[
+        list[str] | None, typer.Option(help='An argument of the environment, as name=JSON, e.g. split="test".')
+    ] = None,
+    max_turns: Annotated[int, typer.Option(help="Messages of the model in an episode.")] = 8,
+    max_trajectory_tokens: Annotated[int, typer.Option(help="Tokens of an episode.")] = 2_048,
+    max_completion_tokens: Annotated[int, typer.Option(help="Tokens of one message of the model.")] = 256,
+) -> None:
+    """Collect trajectories and keep them in a run folder."""
+    limits = Limits(
+        max_turns=max_turns,
+        max_trajectory_tokens=max_trajectory_tokens,
+        max_completion_tokens=max_completion_tokens,
+        max_observation_tokens=min(1_024, max_trajectory_tokens),
+    )
+    for name, value in (("tasks", tasks), ("group", group), ("slots", slots)):
+        if value < 1:
+            raise ConfigurationError(f"expected --{name} of 1 or more, actual {value}")
+    options = _env_options(env_option or [])
+    folder = TINY_MODEL if model == "tiny" else Path(model)
+    # Everything that can be wrong is found before the minute that the engine takes to start.
+    chat = load_chat_format(folder)
+    sampling = Sampling(temperature=temperature, top_p=top_p)
+    with contextlib.ExitStack() as stack:
+        vectors = [_make_vec(name, slots, options) for name in env]
+        for vector in vectors:
+            stack.callback(vector.close)
+        config = {"model": model, "env_options": options, "tasks": tasks, "group_size": group, "seed": seed}
+        folder_out = RunFolder.create(out, {**config, "environments": env, "schedule": schedule})
+        from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
+
+        console = Console()
+        with console.status("starting the engine, this takes about a minute"):
+            policy = VLLMPolicy(folder, max_model_len=max_trajectory_tokens)
+        stack.callback(policy.close)
+        collectors = [
+            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)  # type: ignore[arg-type]
+            for vector, name in zip(vectors, env, strict=True)
+        ]
+        folder_out.record("collectors", [collector.config() for collector in collectors])
+        _collect(console, collectors, tasks, group, folder_out)
+        console.print(summary_table(summarize(folder_out.trajectories()), folder_out.seconds))
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A run folder.")],
+    trajectory: Annotated[
+        str | None, typer.Argument(help="A trajectory's id, or the first that is: solved, unsolved, failed.")
+    ] = None,
+) -> None:
+    """Print a run's table, or one of its trajectories turn by turn."""
+    folder = RunFolder.open(path)
+    console = Console()
+    if trajectory is None:
+        console.print(summary_table(summarize(folder.trajectories()), folder.seconds))
+        return
+    wanted = _FIRST.get(trajectory, lambda t: t.id == trajectory)
+    found = next((t for t in folder.trajectories() if wanted(t)), None)
+    if found is None:
+        known = ", ".join(t.id for t in folder.trajectories())
+        raise ConfigurationError(f"no trajectory {trajectory!r} in {path}; there are: {known:.200}")
+    console.print(TrajectoryView(found, _chat_of(folder, console)))
+
+
+@app.command()
+def envs() -> None:
+    """List the registered environments."""
+    table = Table("environment", "tools", "what it is")
+    for env_id in tool_env_ids():
+        vector = _make_vec(env_id, 1, {})
+        about = (type(vector.envs[0]).__doc__ or "").strip().splitlines()
+        table.add_row(env_id, ", ".join(vector.tools), about[0] if about else "")
+        vector.close()
+    Console().print(table)
+
+
+def main() -> None:
+    """The entry point: errors of the user's are one line, not a trace."""
+    try:
+        app()
+    except ToolgymError as error:
+        Console(stderr=True).print(f"toolgym: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+
+
+def _collect(console: Console, collectors: list[Collector], tasks: int, group: int, folder: RunFolder) -> None:
+    for position, collector in enumerate(collectors):
+        count = Count(total=tasks * group)
+        with _progress(console) as progress:
+            bar = progress.add_task(collector.env_id or "", total=count.total, solved=0, failed=0, tokens=0)
+            for trajectory in collector.stream(tasks, group, first_index=position * tasks):
+                folder.append(trajectory)
+                count = count.plus(trajectory)
+                progress.update(
+                    bar, completed=count.finished, solved=count.solved, failed=count.failed, tokens=count.sampled_tokens
+                )
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("solved {task.fields[solved]}  failed {task.fields[failed]}  tokens {task.fields[tokens]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _make_vec(env_id: str, slots: int, options: dict[str, Any]) -> ToolVectorEnv:
+    try:
+        vector = gymnasium.make_vec(env_id, num_envs=slots, **options)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        known = ", ".join(tool_env_ids())
+        raise ConfigurationError(f"no environment {env_id!r} ({error}); there are: {known}, or module:id") from error
+    except TypeError as error:
+        raise ConfigurationError(f"environment {env_id}: {error}") from error
+    if not isinstance(vector, ToolVectorEnv):
+        vector.close()
+        raise ConfigurationError(f"environment {env_id!r} is not a tool environment")
+    return vector
+
+
+def _env_options(pairs: list[str]) -> dict[str, Any]:
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigurationError(f"expected --env-option name=value, actual {pair!r}")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value  # a bare word is text
+    return options
+
+
+def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:
+    """The chat format that a run was made with, if its model is still there."""
+    model = folder.info["model"]
+    try:
+        return load_chat_format(TINY_MODEL if model == "tiny" else Path(model))
+    except (ConfigurationError, TemplateRefused) as error:
+        console.print(f"tokens are not shown: {error}", style="yellow")
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""`Collector`: runs a policy through a vector of tool environments and brings back exact trajectories."""
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from toolgym.agents.chat import ChatFormat
+from toolgym.agents.policy import Completion, Policy, SampleRequest, Sampling
+from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.tasks import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.vector import ToolVectorEnv
+from toolgym.rollout.episode import EpisodePlan, EpisodeRun
+from toolgym.rollout.limits import Limits
+from toolgym.rollout.openings import GroupOpening
+from toolgym.rollout.schedules import SCHEDULES, ScheduleName
+from toolgym.rollout.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        total: trajectories asked for.
+        finished: trajectories that have ended, in whatever way.
+        solved: of them, solved.
+        failed: of them, ended by a failure of ours.
+        turns: messages of the model in the finished ones.
+        sampled_tokens: tokens that the model sampled in the finished ones.
+    """
+
+    total: int
+    finished: int = 0
+    solved: int = 0
+    failed: int = 0
+    turns: int = 0
+    sampled_tokens: int = 0
+
+    def plus(self, trajectory: Trajectory) -> "Progress":
+        """The progress after one more trajectory."""
+        return Progress(
+            self.total,
+            self.finished + 1,
+            self.solved + trajectory.solved,
+            self.failed + (trajectory.failure is not None),
+            self.turns + len(trajectory.turns),
+            self.sampled_tokens + int(trajectory.loss_mask.sum()),
+        )
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Collects trajectories: every task, ``group_size`` times, each with a stop reason.
+
+    The slots of ``envs`` are stepped on their own event loop, all of them together; what happens to one episode never
+    touches another. The collector does not close ``envs`` or ``policy``.
+
+    Args:
+        envs: the slots. Nothing else may step them while a collection runs.
+        policy: who answers.
+        chat: the chat format of the policy's model.
+        limits: what an episode may use.
+        sampling: how to sample.
+        schedule: ``"overlap"``: a slot that finishes takes the next task at once. ``"lockstep"``: round by round.
+        seed: of the run; environment and sampling seeds are derived from it.
+        env_id: name of the environment, for the record.
+
+    Raises:
+        ConfigurationError: an unknown schedule, a negative seed, or limits beyond what the policy's model can take.
+    """
+
+    envs: ToolVectorEnv
+    policy: Policy
+    chat: ChatFormat
+    limits: Limits = field(default_factory=Limits)
+    sampling: Sampling = field(default_factory=Sampling)
+    schedule: ScheduleName = "overlap"
+    seed: int = 0
+    env_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
+        if self.seed < 0:
+            raise ConfigurationError(f"expected a seed of 0 or more, actual {self.seed}")
+        room = getattr(self.policy, "max_model_len", None)
+        if room is not None and self.limits.max_trajectory_tokens > room:
+            raise ConfigurationError(
+                f"Limits.max_trajectory_tokens is {self.limits.max_trajectory_tokens}, but the policy's model takes "
+                f"{room} tokens: lower the limit, or give the policy a larger max_model_len"
+            )
+
+    def collect(self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0) -> list[Trajectory]:
+        """Collect everything, and return it in order of tasks and members.
+
+        Args:
+            tasks: the tasks, or how many to take from the environment's source.
+            group_size: how many times each task is run, its first prompt sampled in one request.
+            first_index: index of the first task: collections of one run number their tasks on.
+
+        Returns:
+            ``len(tasks) * group_size`` trajectories.
+
+        Raises:
+            ConfigurationError: a group size below 1, or more tasks than the source has.
+        """
+        return sorted(self.stream(tasks, group_size, first_index=first_index), key=_place)
+
+    def stream(self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0) -> Iterator[Trajectory]:
+        """Like `collect`, but yields each trajectory when it ends. Closing the iterator cancels what still runs."""
+        plans = self._plans(tasks, group_size, first_index)
+        arrived: queue.SimpleQueue[Trajectory | None] = queue.SimpleQueue()
+        running = self.envs.loop.submit(self._run(plans, group_size, arrived.put))
+        running.add_done_callback(lambda _: arrived.put(None))
+        try:
+            while (trajectory := arrived.get()) is not None:
+                yield trajectory
+            running.result()
+        finally:
+            running.cancel()
+
+    async def acollect(
+        self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
+    ) -> list[Trajectory]:
+        """`collect`, awaited from any event loop."""
+        return sorted([t async for t in self.astream(tasks, group_size, first_index=first_index)], key=_place)
+
+    async def astream(
+        self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
+    ) -> AsyncIterator[Trajectory]:
+        """`stream`, iterated from any event loop."""
+        plans = self._plans(tasks, group_size, first_index)
+        arrived: asyncio.Queue[Trajectory | None] = asyncio.Queue()
+        here = asyncio.get_running_loop()
+
+        def put(trajectory: Trajectory | None) -> None:
+            here.call_soon_threadsafe(arrived.put_nowait, trajectory)
+
+        running = self.envs.loop.submit(self._run(plans, group_size, put))
+        running.add_done_callback(lambda _: put(None))
+        try:
+            while (trajectory := await arrived.get()) is not None:
+                yield trajectory
+            running.result()
+        finally:
+            running.cancel()
+
+    def config(self) -> dict[str, Any]:
+        """What a run was collected with, JSON-ready."""
+        return {
+            "env_id": self._env_id,
+            "num_envs": self.envs.num_envs,
+            "schedule": self.schedule,
+            "seed": self.seed,
+            "limits": asdict(self.limits),
+            "sampling": asdict(self.sampling),
+            "chat_format": self.chat.name,
+            "policy": getattr(self.policy, "description", {"kind": type(self.policy).__name__}),
+        }
+
+    @property
+    def _env_id(self) -> str:
+        spec = self.envs.spec
+        return self.env_id or (spec.id if spec is not None else type(self.envs.envs[0]).__name__)
+
+    def _plans(self, tasks: int | Sequence[Task], group_size: int, first_index: int) -> list[EpisodePlan]:
+        if group_size < 1:
+            raise ConfigurationError(f"expected a group_size of 1 or more, actual {group_size}")
+        if isinstance(tasks, int):
+            size = self.envs.tasks.size
+            if tasks < 0 or (size is not None and tasks > size):
+                raise ConfigurationError(f"expected up to {size} tasks, which the source has, actual {tasks}")
+            tasks = self.envs.tasks.take(tasks)
+        return [
+            EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling)
+            for index, task in enumerate(tasks, start=first_index)
+            for member in range(group_size)
+        ]
+
+    async def _run(self, plans: Sequence[EpisodePlan], group_size: int, emit: Callable[[Trajectory], None]) -> None:
+        openings: dict[int, GroupOpening] = {}
+
+        def begin(env: ToolEnv, plan: EpisodePlan) -> EpisodeRun:
+            opening = openings.setdefault(plan.task_index, GroupOpening(self.policy, group_size))
+
+            async def sampler(request: SampleRequest) -> Completion:
+                return await opening.sample(request)
+
+            return EpisodeRun(env, self.chat, self.limits, plan, sampler)
+
+        try:
+            await SCHEDULES[self.schedule](self.envs.envs, plans, begin, emit)
+        finally:
+            for opening in openings.values():
+                opening.cancel()
+
+
+def _place(trajectory: Trajectory) -> tuple[int, int]:
+    return trajectory.task_index, trajectory.member

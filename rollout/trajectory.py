@@ -1,0 +1,256 @@
+"""`Trajectory`: the record of one episode, in messages and in exact tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toolgym.agents.policy import Completion, FinishReason
+from toolgym.envs.errors import Failure, ToolgymError
+from toolgym.envs.messages import Message
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+NO_VERSION = -1
+
+
+class AlignmentError(ToolgymError, ValueError):
+    """Token data that does not fit together was refused; the record is as it was before."""
+
+
+class SegmentKind(StrEnum):
+    """Where a stretch of tokens comes from. Only actions were sampled, and only they are trained on."""
+
+    PROMPT = "prompt"
+    ACTION = "action"
+    OBSERVATION = "observation"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Exactly one for each trajectory; a failure of ours has a `Failure` beside it."""
+
+    ANSWERED = "answered"
+    ENDED_BY_TOOL = "ended_by_tool"
+    ENDED_BY_ENVIRONMENT = "ended_by_environment"
+    MAX_TURNS = "max_turns"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    COMPLETION_CUT = "completion_cut"
+    TRAJECTORY_BUDGET = "trajectory_budget"
+    OBSERVATION_TOO_LONG = "observation_too_long"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    TEMPLATE_REFUSED = "template_refused"
+    EPISODE_DEADLINE = "episode_deadline"
+    POLICY_FAILURE = "policy_failure"
+    TOKEN_MISMATCH = "token_mismatch"
+    ENVIRONMENT_FAILURE = "environment_failure"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the flat arrays: ``[start, end)``."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the model.
+
+    Attributes:
+        finish_reason: why the engine stopped sampling it.
+        prompt_tokens: length of the prompt it was sampled from.
+        completion_tokens: how many tokens were sampled.
+        calls: how each of its tool calls ended, in order; empty if they were not run.
+        reward: what this step gave; 0.0 until the episode ends.
+    """
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    calls: tuple[str, ...] = ()
+    reward: float = 0.0
+
+
+class TokenColumns:
+    """The flat token arrays of a trajectory, which grow together or not at all: 13 bytes a token.
+
+    ``ids`` (T,) int32; ``mask`` (T,) bool, True where sampled; ``logprobs`` (T,) float32, 0.0 where not sampled;
+    ``versions`` (T,) int32, -1 where not sampled.
+    """
+
+    _DTYPES: Mapping[str, Any] = {"ids": np.int32, "mask": np.bool_, "logprobs": np.float32, "versions": np.int32}
+
+    def __init__(self) -> None:
+        self._columns = {name: np.empty(0, dtype=dtype) for name, dtype in self._DTYPES.items()}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, ids: Ints, mask: bool, logprobs: Floats | float, versions: Ints | int) -> None:
+        """Add tokens to all columns. The lengths have been checked by the trajectory."""
+        end = self._length + len(ids)
+        if end > len(self._columns["ids"]):
+            room = max(end, 2 * self._length, 256)
+            self._columns = {name: _grown(column, room) for name, column in self._columns.items()}
+        for name, value in (("ids", ids), ("mask", mask), ("logprobs", logprobs), ("versions", versions)):
+            self._columns[name][self._length : end] = value
+        self._length = end
+
+    def view(self, name: str) -> npt.NDArray[Any]:
+        """A column as a read-only view."""
+        view = self._columns[name][: self._length]
+        view.flags.writeable = False
+        return view
+
+    def trim(self) -> None:
+        """Give back the room that was kept for growing."""
+        self._columns = {name: column[: self._length].copy() for name, column in self._columns.items()}
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """One episode: messages, tokens, turns, and how it ended.
+
+    The tokens are a list of `Segment`: first the prompt, then actions and observations in turn. `append` is the only
+    way in, and refuses what does not fit, so the flat arrays are aligned by construction.
+
+    Attributes:
+        env_id: the environment.
+        task_id: the task, by its content.
+        task_index: position of the task in the run: with ``member`` it names the trajectory.
+        member: number within the task's group.
+        seed: of the run; sampling and environment seeds are derived from it.
+        messages: the conversation; what was sampled is in the tokens, exactly.
+        turns: one for each message of the model.
+        stop_reason: why it ended; None while it runs.
+        reward: of the finished episode; None where it failed or was cancelled: absent, not zero.
+        score: the reward's components.
+        solved: whether the task was solved.
+        failure: what went wrong on our side, if anything did.
+        seconds: wall time from reset to end.
+    """
+
+    env_id: str
+    task_id: str
+    task_index: int
+    member: int
+    seed: int
+    messages: tuple[Message, ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    reward: float | None = None
+    score: dict[str, float] = field(default_factory=dict)
+    solved: bool = False
+    failure: Failure | None = None
+    seconds: float = 0.0
+    _tokens: TokenColumns = field(default_factory=TokenColumns, repr=False)
+
+    @property
+    def id(self) -> str:
+        """Names the trajectory within its run: task index and member."""
+        return f"{self.task_index}.{self.member}"
+
+    @property
+    def input_ids(self) -> Ints:
+        """(T,) int32, read-only view."""
+        return self._tokens.view("ids")
+
+    @property
+    def loss_mask(self) -> Bools:
+        """(T,) bool, True exactly where the token was sampled; read-only view."""
+        return self._tokens.view("mask")
+
+    @property
+    def logprobs(self) -> Floats:
+        """(T,) float32, of sampled tokens; 0.0 elsewhere; read-only view."""
+        return self._tokens.view("logprobs")
+
+    @property
+    def versions(self) -> Ints:
+        """(T,) int32, weight version of sampled tokens; -1 elsewhere; read-only view."""
+        return self._tokens.view("versions")
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, kind: SegmentKind, ids: Sequence[int] | Ints | Completion) -> None:
+        """Add a segment: ids for a prompt or an observation, a `Completion` for an action.
+
+        An observation of no tokens is recorded as such; a prompt or an action without tokens is refused.
+
+        Raises:
+            AlignmentError: a segment out of order, ids that are no token ids, or an action that is not a completion;
+                nothing is changed.
+        """
+        self._check_order(kind)
+        start = len(self._tokens)
+        if kind is SegmentKind.ACTION:
+            if not isinstance(ids, Completion):
+                raise AlignmentError("an action is appended as a Completion, with its logprobs and versions")
+            values = _checked_ids(ids.token_ids, kind)
+            if not len(values) == len(ids.logprobs) == len(ids.versions):
+                raise AlignmentError(
+                    f"{len(values)} sampled tokens, {len(ids.logprobs)} logprobs, {len(ids.versions)} versions"
+                )
+            self._tokens.append(values, True, ids.logprobs, ids.versions)
+        else:
+            if isinstance(ids, Completion):
+                raise AlignmentError(f"a completion is an action, not {kind}")
+            self._tokens.append(_checked_ids(ids, kind), False, 0.0, NO_VERSION)
+        self.segments.append(Segment(kind, start, len(self._tokens)))
+
+    def finish(self) -> None:
+        """Give back spare memory; called when the episode has ended."""
+        self._tokens.trim()
+
+    def _check_order(self, kind: SegmentKind) -> None:
+        last = self.segments[-1].kind if self.segments else None
+        expected = {
+            None: (SegmentKind.PROMPT,),
+            SegmentKind.PROMPT: (SegmentKind.ACTION,),
+            SegmentKind.ACTION: (SegmentKind.OBSERVATION,),
+            SegmentKind.OBSERVATION: (SegmentKind.ACTION,),
+        }[last]
+        if kind not in expected:
+            raise AlignmentError(f"expected {expected[0]} after {last or 'nothing'}, actual {kind}")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two records say the same, token by token; wall time does not count."""
+        if not isinstance(other, Trajectory):
+            return NotImplemented
+        return _comparable(self) == _comparable(other) and all(
+            np.array_equal(self._tokens.view(name), other._tokens.view(name)) for name in TokenColumns._DTYPES
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # compared by value, and mutable
+
+
+def _comparable(trajectory: Trajectory) -> list[Any]:
+    skipped = {"_tokens", "seconds"}
+    return [getattr(trajectory, name) for name in trajectory.__dataclass_fields__ if name not in skipped]
+
+
+def _grown(column: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
+    grown = np.empty(room, dtype=column.dtype)
+    grown[: len(column)] = column
+    return grown
+
+
+def _checked_ids(ids: Sequence[int] | Ints, kind: SegmentKind) -> Ints:
+    values = np.asarray(ids)
+    if values.ndim != 1 or (len(values) and not np.issubdtype(values.dtype, np.integer)):
+        raise AlignmentError(f"expected {kind} ids as a flat sequence of ints, actual {values.dtype} of {values.shape}")
+    if len(values) == 0 and kind is not SegmentKind.OBSERVATION:
+        raise AlignmentError(f"expected at least one token in a {kind}, actual none")
+    if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
+        raise AlignmentError(f"{kind} ids out of range: {values.min()} to {values.max()}")
+    return values.astype(np.int32)

@@ -1,0 +1,124 @@
+"""Runs and trajectories for the terminal, by rich."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from toolgym.agents.chat import ChatFormat
+from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, ToolMessage, to_dict
+from toolgym.rollout.report import Summary
+from toolgym.rollout.trajectory import SegmentKind, Trajectory
+
+_STYLES = {SegmentKind.PROMPT: "dim", SegmentKind.ACTION: "bold green", SegmentKind.OBSERVATION: "cyan"}
+
+
+def summary_table(summaries: Sequence[Summary], seconds: float) -> Table:
+    """A run's figures, one row an environment.
+
+    Args:
+        summaries: by environment.
+        seconds: wall time of the run, for its rate.
+    """
+    sampled = sum(summary.sampled_tokens for summary in summaries)
+    rate = f"{sampled / seconds:,.0f}" if seconds > 0 else "?"
+    table = Table(caption=f"{sampled:,} tokens sampled in {seconds:.1f} s, {rate} tokens/s", show_lines=True)
+    table.add_column("environment")
+    for name in ("trajectories", "solved", "reward", "turns", "calls", "tokens", "sampled"):
+        table.add_column(name, justify="right")
+    for name in ("stop reasons", "failures"):
+        table.add_column(name)
+    for summary in summaries:
+        count = summary.trajectories
+        reward = summary.mean_reward
+        table.add_row(
+            summary.env_id,
+            str(count),
+            f"{summary.solved} ({summary.solved / count:.0%})",
+            "-" if reward is None else f"{reward:.2f}",
+            f"{summary.turns / count:.1f}",
+            f"{summary.tool_calls / count:.1f}",
+            f"{summary.tokens / count:.0f}",
+            f"{summary.sampled_tokens / count:.0f}",
+            _counts(summary.stop_reasons),
+            _counts(summary.failures) or "none",
+        )
+    return table
+
+
+class TrajectoryView:
+    """One trajectory turn by turn, then its tokens as text, coloured by who said them.
+
+    Args:
+        trajectory: what to show.
+        chat: decodes the tokens; without it only the messages are shown.
+    """
+
+    def __init__(self, trajectory: Trajectory, chat: ChatFormat | None = None) -> None:
+        self._trajectory, self._chat = trajectory, chat
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich prints."""
+        yield Panel(self._heading(), title=f"trajectory {self._trajectory.id}", title_align="left")
+        for message in self._trajectory.messages:
+            yield from _message(message)
+        if self._chat is not None:
+            legend = Text.assemble("tokens: ", *_legend())
+            yield Panel(self._tokens(self._chat), title=legend, title_align="left")
+
+    def _heading(self) -> Group:
+        t = self._trajectory
+        sampled = int(t.loss_mask.sum())
+        reward = "none" if t.reward is None else f"{t.reward:.2f}"
+        parts = [f"{name}={value:.2f}" for name, value in t.score.items()]
+        lines = [
+            f"{t.env_id}   task {t.task_index}: {t.task_id}",
+            f"reward {reward} ({', '.join(parts)})   solved {t.solved}   stopped by {t.stop_reason}",
+            f"{len(t.turns)} turns   {len(t)} tokens, {sampled} sampled   mean logprob {_mean_logprob(t)}",
+        ]
+        if t.failure is not None:
+            lines.append(f"failure: {t.failure.kind} in {t.failure.where}: {t.failure.message}")
+        return Group(*(Text(line) for line in lines))
+
+    def _tokens(self, chat: ChatFormat) -> Text:
+        ids = self._trajectory.input_ids
+        text = Text()
+        for segment in self._trajectory.segments:
+            text.append(chat.decode(ids[segment.start : segment.end].tolist()), style=_STYLES[segment.kind])
+        return text
+
+
+def _message(message: Message) -> Iterator[Text]:
+    if isinstance(message, AssistantMessage):
+        if message.reasoning:
+            yield Text(f"assistant thinks: {message.reasoning}", style="italic green")
+        if message.content or not message.tool_calls:
+            yield Text(f"assistant: {message.content}", style=_STYLES[SegmentKind.ACTION])
+        for call in message.tool_calls:
+            if isinstance(call, InvalidToolCall):
+                yield Text(f"assistant: bad call {call.raw!r}: {call.error}", style="bold red")
+            else:
+                said = f"assistant: {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
+                yield Text(said, style=_STYLES[SegmentKind.ACTION])
+    elif isinstance(message, ToolMessage):
+        yield Text(f"     tool: {message.content}", style=_STYLES[SegmentKind.OBSERVATION])
+    else:
+        yield Text(f"{to_dict(message)['role']:>9}: {message.content}", style=_STYLES[SegmentKind.PROMPT])
+
+
+def _legend() -> Iterator[tuple[str, str]]:
+    for kind, style in _STYLES.items():
+        yield (f" {kind} ", style)
+
+
+def _mean_logprob(trajectory: Trajectory) -> str:
+    sampled = trajectory.logprobs[trajectory.loss_mask]
+    return f"{float(sampled.mean()):.3f}" if len(sampled) else "none"
+
+
+def _counts(counter: Counter[str]) -> str:
+    return "\n".join(f"{name} {count}" for name, count in counter.most_common())
