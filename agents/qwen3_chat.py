@@ -89,6 +89,7 @@ class Qwen3ChatFormat(ChatFormat):
         Raises:
             TemplateRefused: see `from_folder`.
         """
+        import jinja2  # noqa: PLC0415 - needed here alone
         from transformers import AutoTokenizer  # noqa: PLC0415 - heavy, and needed here alone
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -97,17 +98,21 @@ class Qwen3ChatFormat(ChatFormat):
         tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
         for messages in ((UserMessage("hi"),), (SystemMessage("be brief"), UserMessage("What is 1 + 1?"))):
             for offered in ([], tools):
-                theirs = tokenizer.apply_chat_template(
-                    [to_dict(message) for message in messages],
-                    tools=offered or None,
-                    add_generation_prompt=True,
-                    enable_thinking=self._thinking,
-                    return_dict=False,
-                )
-                if list(theirs) != self.open(messages, offered):
+                ours = self.open(messages, offered)
+                try:
+                    theirs = tokenizer.apply_chat_template(
+                        [to_dict(message) for message in messages],
+                        tools=offered or None,
+                        add_generation_prompt=True,
+                        enable_thinking=self._thinking,
+                        return_dict=False,
+                    )
+                except jinja2.TemplateError as error:
+                    raise TemplateRefused(f"the chat template in {folder} is not Qwen3's: {error}") from error
+                if list(theirs) != ours:
                     raise TemplateRefused(
                         f"the chat template in {folder} is not Qwen3's: it renders {tokenizer.decode(theirs)!r} where "
-                        f"Qwen3's format has {self.decode(self.open(messages, offered))!r}"
+                        f"Qwen3's format has {self.decode(ours)!r}"
                     )
 
     def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:

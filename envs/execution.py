@@ -18,6 +18,7 @@ import pydantic_core
 from toolgym.envs.errors import EnvironmentFailure, ToolError
 from toolgym.envs.messages import InvalidToolCall, ToolCall, ToolMessage
 from toolgym.envs.tools import Tool, Toolset
+from toolgym.envs.waiting import Overdue, within
 
 
 class CallStatus(StrEnum):
@@ -113,18 +114,14 @@ class ToolRunner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            # asyncio.wait, not wait_for: a tool that swallows its cancellation must not hold up the episode.
-            await asyncio.wait({task}, timeout=timeout)
-        finally:
-            task.cancel()
-        if not task.done():
-            task.add_done_callback(_retrieve)
+            value = await within(task, timeout)
+        except Overdue:
             return self._error(call, CallStatus.TIMEOUT, f"{found.name} timed out after {timeout:g} seconds.")
-        try:
-            value = task.result()
         except EnvironmentFailure:
             raise
         except asyncio.CancelledError:
+            if not task.cancelled():  # it is this episode that is cancelled, not the tool by itself
+                raise
             return self._error(call, CallStatus.RAISED, f"{found.name} was cancelled.")
         except ToolError as error:
             return self._error(call, CallStatus.RAISED, f"Error: {error}")
@@ -188,12 +185,6 @@ def _tame(raised: BaseException) -> Exception:
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
     return ToolError(f"{type(raised).__name__}: {raised}")
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take the outcome of a task nobody waits for any more, so that asyncio does not report it as lost."""
-    if not task.cancelled():
-        task.exception()
 
 
 def as_text(value: Any) -> str:

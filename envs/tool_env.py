@@ -22,6 +22,7 @@ from toolgym.envs.rewards import Episode, ScoreLike, as_score
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task, TaskSource, as_source
 from toolgym.envs.tools import Tool, Toolset
+from toolgym.envs.waiting import Overdue, within
 
 _T = TypeVar("_T")
 Step: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -75,6 +76,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
                 raise ConfigurationError(f"expected {name} above 0, actual {value}")
         if render_mode not in (None, "ansi"):
             raise ConfigurationError(f"expected render_mode 'ansi' or None, actual {render_mode!r}")
+        if type(self).score is ToolEnv.score:
+            raise ConfigurationError(f"{type(self).__name__} needs a method score(episode): what is an episode worth?")
         self.render_mode = render_mode
         self.tasks = as_source(tasks)
         self.tools = self._make_tools()
@@ -95,7 +98,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
 
     def score(self, episode: Episode) -> ScoreLike | Awaitable[ScoreLike]:
         """What a finished episode is worth. May be ``async def``."""
-        raise NotImplementedError(f"{type(self).__name__} needs a score(episode) method: what is an episode worth?")
+        raise NotImplementedError
 
     @classmethod
     def from_functions(
@@ -255,12 +258,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
     async def _hook(self, name: str, call: Callable[[], Any]) -> Any:
         """Run an author's hook; whatever it raises is a failure of the environment."""
         try:
-            async with asyncio.timeout(self._hook_timeout):
-                value = call()
-                return await value if inspect.isawaitable(value) else value
-        except ToolgymError:
+            value = call()
+            return await within(value, self._hook_timeout) if inspect.isawaitable(value) else value
+        except EnvironmentFailure:
             raise
-        except TimeoutError as error:
+        except Overdue as error:
             raise EnvironmentFailure(f"{name} took over {self._hook_timeout:g} s", kind=f"{name}_timeout") from error
         except Exception as error:
             raise EnvironmentFailure(f"{type(error).__name__}: {error}", kind=f"{name}_raised") from error

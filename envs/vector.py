@@ -105,14 +105,15 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         chosen = self._reset_mask(options)
         seeds = self._seeds(seed)
         tasks: Sequence[Task | None] = (options or {}).get("tasks") or [None] * self.num_envs
-        if len(tasks) != self.num_envs:
-            raise ConfigurationError(f"expected {self.num_envs} tasks in options['tasks'], actual {len(tasks)}")
+        if len(tasks) != self.num_envs or not all(task is None or isinstance(task, Task) for task in tasks):
+            raise ConfigurationError(
+                f"expected {self.num_envs} Tasks or Nones in options['tasks'], actual {tasks!r:.200}"
+            )
         slots = [int(i) for i in np.flatnonzero(chosen)]
         opened = self.loop.run(_gather(self._open(i, seeds[i], tasks[i]) for i in slots))
         infos: list[dict[str, Any] | None] = [None] * self.num_envs
-        for i, (observation, info) in zip(slots, opened, strict=True):
-            self._last[i], infos[i] = observation, info
-            self._needs_reset[i] = "failure" in info
+        for i, (_, info) in zip(slots, opened, strict=True):
+            infos[i] = info
         return tuple(self._last), batch_infos(infos)
 
     def step(self, actions: Sequence[Action]) -> Batch:
@@ -129,7 +130,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {len(actions)}")
         self._check_actions(dict(enumerate(actions)))
         results = self.loop.run(_gather(self._advance(i, action) for i, action in enumerate(actions)))
-        return self._batch(list(range(self.num_envs)), results)
+        return _batch(results)
 
     def send(self, actions: Sequence[Action], env_ids: Sequence[int]) -> None:
         """Start one action in each of the given slots and return at once; `recv` brings the results.
@@ -177,7 +178,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
                 raise ToolgymError(f"no result within {timeout} s; slots in flight: {waiting}") from empty
         ids = [i for i, _ in arrived]
         self._in_flight.difference_update(ids)
-        return (*self._batch(ids, [result for _, result in arrived]), np.asarray(ids, dtype=np.int64))
+        return (*_batch([result for _, result in arrived]), np.asarray(ids, dtype=np.int64))
 
     def render(self) -> tuple[Any, ...] | None:
         """The text of every slot's conversation, in ``"ansi"`` mode."""
@@ -188,10 +189,16 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self._finalizer()
 
     async def _open(self, i: int, seed: int | None, task: Task | None) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode in one slot; a failure is in the info."""
+        observation: Observation = ()
         try:
-            return await self.envs[i].areset(seed=seed, options=None if task is None else {"task": task})
+            observation, info = await self.envs[i].areset(seed=seed, options=None if task is None else {"task": task})
         except EnvironmentFailure as failure:
-            return (), {"failure": Failure(failure.kind, "reset", str(failure))}
+            info = {"failure": Failure(failure.kind, "reset", str(failure))}
+        except Exception as error:  # noqa: BLE001 - isolation: one slot never takes the others with it
+            info = {"failure": Failure("reset_raised", "reset", f"{type(error).__name__}: {error}")}
+        self._last[i], self._needs_reset[i] = observation, "failure" in info
+        return observation, info
 
     async def _advance(self, i: int, action: Action) -> Step:
         """One slot's part of a step, with its autoreset."""
@@ -201,37 +208,24 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         if action is None:
             return self._last[i], 0.0, False, False, {}
         observation, reward, terminated, truncated, info = await self._act(i, action)
-        if (terminated or truncated) and self.autoreset_mode is AutoresetMode.SAME_STEP:
+        self._last[i], self._needs_reset[i] = observation, terminated or truncated
+        if self._needs_reset[i] and self.autoreset_mode is AutoresetMode.SAME_STEP:
             final = {"final_obs": observation, "final_info": info}
             observation, info = await self._open(i, None, None)
-            return observation, reward, terminated, truncated, {**info, **final}
+            info = {**info, **final}
         return observation, reward, terminated, truncated, info
 
     async def _act(self, i: int, action: AssistantMessage) -> Step:
         try:
             return await self.envs[i].astep(action)
         except EnvironmentFailure as failure:
-            return (), float("nan"), False, True, {"failure": Failure(failure.kind, "step", str(failure))}
+            failed = Failure(failure.kind, "step", str(failure))
+        except Exception as error:  # noqa: BLE001 - isolation: one slot never takes the others with it
+            failed = Failure("step_raised", "step", f"{type(error).__name__}: {error}")
+        return (), float("nan"), False, True, {"failure": failed}
 
     async def _deliver(self, i: int, action: Action) -> None:
         self._arrived.put((i, await self._advance(i, action)))
-
-    def _batch(self, ids: Sequence[int], results: Sequence[Step]) -> Batch:
-        for i, (observation, _, terminated, truncated, info) in zip(ids, results, strict=True):
-            self._last[i] = observation
-            ended = terminated or truncated
-            if self.autoreset_mode is AutoresetMode.SAME_STEP:
-                ended = "failure" in info  # else the slot has begun anew already
-            acted = bool(info) or ended or self.autoreset_mode is not AutoresetMode.DISABLED
-            self._needs_reset[i] = ended if acted else self._needs_reset[i]
-        observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
-        return (
-            tuple(observations),
-            np.asarray(rewards, dtype=np.float64),
-            np.asarray(terminations, dtype=np.bool_),
-            np.asarray(truncations, dtype=np.bool_),
-            batch_infos(infos),
-        )
 
     def _check_actions(self, actions: dict[int, Action]) -> None:
         wrong = {i: type(action).__name__ for i, action in actions.items() if action not in self.single_action_space}
@@ -268,6 +262,17 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         if len(seed) != self.num_envs:
             raise ConfigurationError(f"expected {self.num_envs} seeds, one a slot, actual {len(seed)}")
         return seed
+
+
+def _batch(results: Sequence[Step]) -> Batch:
+    observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+    return (
+        tuple(observations),
+        np.asarray(rewards, dtype=np.float64),
+        np.asarray(terminations, dtype=np.bool_),
+        np.asarray(truncations, dtype=np.bool_),
+        batch_infos(infos),
+    )
 
 
 async def _gather(work: Any) -> list[Any]:

@@ -2,9 +2,10 @@
 
     python examples/train_tiny_model.py --out /tmp/tiny --minutes 35
 
-It learns from conversations in which the environments' reference solutions act, rendered by the same `ChatFormat` that
-rollouts use; the loss is on the assistant's tokens only. The conversations of a step share one system prompt, which is
-run once for all of them; each sees the prompt and itself, at the positions that it will have in a rollout.
+It learns from conversations in which the environments' reference solutions act, rendered by the same `ChatFormat`
+that rollouts use; the loss is on the assistant's tokens only. Several conversations are packed behind one system
+prompt. That is not only cheaper: what earlier conversations show is worth copying, and so copying, which tool calls are
+made of, is learned within minutes, while one conversation a sequence did not teach it in half an hour.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from toolgym.agents.qwen3_chat import SPECIAL_TOKENS, Qwen3ChatFormat
 from toolgym.envs import AssistantMessage, Message, SystemMessage, Task, ToolEnv, UserMessage
@@ -30,6 +31,7 @@ from toolgym.envs.messages import ToolMessage
 
 VOCABULARY = 1_024
 PEAK = 3e-3  # learning rate
+WIDTH = 960  # tokens of a pack
 Solve = Callable[[Task, Sequence[Message]], AssistantMessage]
 
 
@@ -136,35 +138,33 @@ def make_corpus(chat: Qwen3ChatFormat, count: int) -> list[list[Conversation]]:
     return corpus
 
 
-def collate(conversations: Sequence[Conversation]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The shared system prompt (1,S), the conversations behind it (B,T), and where the next token is learned (B,T)."""
-    width = max(len(c.ids) for c in conversations)
-    ids = np.zeros((len(conversations), width), dtype=np.int64)
-    learn = np.zeros((len(conversations), width), dtype=bool)
-    for row, conversation in enumerate(conversations):
-        count = len(conversation.ids)
-        ids[row, :count] = conversation.ids
-        learn[row, : count - 1] = conversation.mask[1:]
-    return torch.tensor([conversations[0].system]), torch.from_numpy(ids), torch.from_numpy(learn)
+def pack(rng: np.random.Generator, conversations: Sequence[Conversation]) -> tuple[list[int], list[bool]]:
+    """Ids of a system prompt and as many drawn conversations as fit behind it, and which the assistant says."""
+    ids = list(conversations[0].system)
+    mask = [False] * len(ids)
+    while True:
+        drawn = conversations[int(rng.integers(len(conversations)))]
+        if len(ids) + len(drawn.ids) > WIDTH:
+            return ids, mask
+        ids += drawn.ids.tolist()
+        mask += drawn.mask.tolist()
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross entropy of the next token where it is learned. The system prompt is run once for all rows."""
-    system, ids, learn = batch
-    rows, width, prefix = ids.shape[0], ids.shape[1], system.shape[1]
-    cache = DynamicCache(config=model.config)
-    model.model(input_ids=system, past_key_values=cache, use_cache=True)
-    cache.batch_repeat_interleave(rows)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    attend = torch.cat([torch.ones(width, prefix, dtype=torch.bool), causal], dim=1)[None, None]
-    positions = torch.arange(prefix, prefix + width)[None].expand(rows, -1)
-    hidden = model.model(
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=attend.expand(rows, 1, -1, -1),
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
+def collate(rows: Sequence[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids (B,T), and where the next token is learned (B,T)."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    learn = np.zeros((len(rows), width), dtype=bool)
+    for row, (one, mask) in enumerate(rows):
+        ids[row, : len(one)] = one
+        learn[row, : len(one) - 1] = mask[1:]
+    return torch.from_numpy(ids), torch.from_numpy(learn)
+
+
+def loss_of(model: Qwen3ForCausalLM, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Mean cross entropy of the next token where it is learned."""
+    ids, learn = batch
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     target = torch.roll(ids, -1, dims=1)[learn]
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[learn]), target)
 
@@ -213,7 +213,7 @@ def train(
             group["lr"] = rate
         course = int(rng.choice(len(COURSES), p=shares))
         known = int(len(by_length[course]) * min(1.0, 0.3 + 2.0 * part))
-        loss = loss_of(model, collate([by_length[course][int(k)] for k in rng.integers(known, size=rows)]))
+        loss = loss_of(model, collate([pack(rng, by_length[course][:known]) for _ in range(rows)]))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=35.0, help="of training")
-    parser.add_argument("--rows", type=int, default=48, help="conversations a step")
+    parser.add_argument("--rows", type=int, default=6, help="packs a step")
     parser.add_argument("--conversations", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -101,8 +101,8 @@ def show(
     if trajectory is None:
         console.print(summary_table(summarize(folder.trajectories()), folder.seconds))
         return
-    wanted = _FIRST.get(trajectory, lambda t: t.id == trajectory)
-    found = next((t for t in folder.trajectories() if wanted(t)), None)
+    wanted = _FIRST.get(trajectory)
+    found = next((t for t in folder.trajectories() if (wanted(t) if wanted else t.id == trajectory)), None)
     if found is None:
         known = ", ".join(t.id for t in folder.trajectories())
         raise ConfigurationError(f"no trajectory {trajectory!r} in {path}; there are: {known:.200}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -182,9 +183,15 @@ class Collector:
 
     async def _run(self, plans: Sequence[EpisodePlan], group_size: int, emit: Callable[[Trajectory], None]) -> None:
         openings: dict[int, GroupOpening] = {}
+        live: weakref.WeakSet[GroupOpening] = weakref.WeakSet()
 
         def begin(env: ToolEnv, plan: EpisodePlan) -> EpisodeRun:
-            opening = openings.setdefault(plan.task_index, GroupOpening(self.policy, group_size))
+            opening = openings.get(plan.task_index) or GroupOpening(self.policy, group_size)
+            live.add(opening)
+            # Members begin in order: after the last one nobody asks for the group again.
+            openings[plan.task_index] = opening
+            if plan.member == group_size - 1:
+                del openings[plan.task_index]
 
             async def sampler(request: SampleRequest) -> Completion:
                 return await opening.sample(request)
@@ -194,7 +201,7 @@ class Collector:
         try:
             await SCHEDULES[self.schedule](self.envs.envs, plans, begin, emit)
         finally:
-            for opening in openings.values():
+            for opening in live:
                 opening.cancel()
 
 

@@ -4,7 +4,6 @@
 raises (but for cancellation): whatever goes wrong ends this episode, with its kind, and no other.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ import numpy as np
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest, Sampling
 from toolgym.envs.errors import EnvironmentFailure, Failure
-from toolgym.envs.messages import AssistantMessage, Message, ToolMessage
+from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import ToolEnv
+from toolgym.envs.waiting import Overdue, within
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.seeds import environment_seed, sampling_seed
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
@@ -67,6 +67,7 @@ class EpisodeRun:
         self.trajectory = Trajectory(plan.env_id, plan.task.id, plan.task_index, plan.member, plan.seed)
         self._prompt_ids: list[int] = []
         self._tool_calls = 0
+        self._unparsed = 0
         self._began = time.monotonic()
 
     @property
@@ -85,11 +86,6 @@ class EpisodeRun:
     async def act(self, completion: Completion) -> None:
         """Record an answer, act on it, and make the next prompt."""
         await self._guard("step", self._act(completion))
-
-    def cancel(self) -> None:
-        """Mark the episode as cancelled, unless it has ended already."""
-        if not self.ended:
-            self._end(StopReason.CANCELLED)
 
     async def _open(self) -> None:
         options = {"task": self._plan.task}
@@ -165,25 +161,29 @@ class EpisodeRun:
 
     def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
         """Why a message is not acted on, if a limit says so."""
-        full = len(self.trajectory) >= self._limits.max_trajectory_tokens
         if finish is FinishReason.LENGTH:
+            full = len(self.trajectory) >= self._limits.max_trajectory_tokens
             return StopReason.TRAJECTORY_BUDGET if full else StopReason.COMPLETION_CUT
         if not said.tool_calls:
             return None
+        parsed = any(isinstance(call, ToolCall) for call in said.tool_calls)
+        self._unparsed = 0 if parsed else self._unparsed + 1
+        if self._unparsed > self._limits.max_parse_retries:
+            return StopReason.UNPARSABLE
         if len(self.trajectory.turns) >= self._limits.max_turns:
             return StopReason.MAX_TURNS
         if self._tool_calls + len(said.tool_calls) > self._limits.max_tool_calls:
             return StopReason.MAX_TOOL_CALLS
-        room = self._limits.max_trajectory_tokens - len(self.trajectory) - 1
-        if room < self._limits.max_observation_tokens and self._wrapper(said, sampled) > room:
-            # Not even empty answers would fit: a call that is doomed is not made.
-            return StopReason.TRAJECTORY_BUDGET
-        return None
+        # Not even empty answers would fit: a call that is doomed is not made.
+        return StopReason.TRAJECTORY_BUDGET if self._doomed(said, sampled) else None
 
-    def _wrapper(self, said: AssistantMessage, sampled: list[int]) -> int:
-        """How many tokens the answers to a message's calls take if all of them are empty."""
+    def _doomed(self, said: AssistantMessage, sampled: list[int]) -> bool:
+        """Whether the answers to a message's calls cannot fit, even if all of them are empty."""
+        room = self._limits.max_trajectory_tokens - len(self.trajectory) - 1
+        if room >= self._limits.max_observation_tokens:
+            return False
         empty = [ToolMessage("", call.id, call.name) for call in said.tool_calls]
-        return len(self._chat.extend(self._prompt_ids, sampled, empty))
+        return len(self._chat.extend(self._prompt_ids, sampled, empty)) > room
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
         """End the episode by a budget, and score what there is."""
@@ -205,22 +205,14 @@ class EpisodeRun:
     async def _within(self, where: str, work: Awaitable[_T], limit: float, *, overtime: bool = False) -> _T:
         """Await within a limit and within what is left of the episode's time (unless in ``overtime``)."""
         left = self._began + self._limits.episode_timeout - time.monotonic()
-        task = asyncio.ensure_future(work)
         try:
-            # asyncio.wait, not wait_for: code that swallows its cancellation must not hold up the slot.
-            await asyncio.wait({task}, timeout=limit if overtime else min(limit, max(left, 0.0)))
-        finally:
-            if not task.done():
-                task.cancel()
-                task.add_done_callback(_retrieve)
-        if task.done():
-            return task.result()
-        if not overtime and left < limit:
-            raise _Deadline
-        kind = f"{where}_timeout"
-        if where == "sample":
-            raise PolicyFailure(f"no answer within {limit:g} s")
-        raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=kind)
+            return await within(work, limit if overtime else min(limit, max(left, 0.0)))
+        except Overdue as overdue:
+            if not overtime and left < limit:
+                raise _Deadline from overdue
+            if where == "sample":
+                raise PolicyFailure(f"no answer within {limit:g} s") from overdue
+            raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=f"{where}_timeout") from overdue
 
     async def _guard(self, where: str, work: Awaitable[_T]) -> _T | None:
         """Await a stage of the episode; whatever it raises ends the episode."""
@@ -243,12 +235,6 @@ class EpisodeRun:
         if not self.trajectory.segments:
             raise EnvironmentFailure(str(refused), kind="template_refused")
         await self._truncate(StopReason.TEMPLATE_REFUSED)
-
-
-def _retrieve(task: "asyncio.Future[Any]") -> None:
-    """Take the outcome of work that nobody waits for any more, so that asyncio does not report it as lost."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _difference(recorded: Sequence[int], fed: Any) -> str:

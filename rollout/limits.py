@@ -12,6 +12,7 @@ class Limits:
     Attributes:
         max_turns: messages of the model. Calls in the last allowed turn are not run: nobody would read the answers.
         max_tool_calls: tool calls in all, those that fail included.
+        max_parse_retries: how many times in a row a message in which no call can be parsed is answered with the reason.
         max_trajectory_tokens: prompt, completions and observations together.
         max_completion_tokens: of one turn.
         max_observation_tokens: of one turn's new messages with their wrapper.
@@ -26,6 +27,7 @@ class Limits:
 
     max_turns: int = 8
     max_tool_calls: int = 32
+    max_parse_retries: int = 3
     max_trajectory_tokens: int = 4_096
     max_completion_tokens: int = 512
     max_observation_tokens: int = 1_024

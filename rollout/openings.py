@@ -3,9 +3,9 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from toolgym.agents.policy import Completion, Policy, PolicyFailure, SampleRequest
+from toolgym.envs.waiting import take_outcome
 
 
 class GroupOpening:
@@ -33,7 +33,7 @@ class GroupOpening:
             group = dataclasses.replace(request, n=self._size, member=0, seed=seed)
             self._prompt = request.prompt_ids
             self._shared = asyncio.create_task(sample_all(self._policy, group))
-            self._shared.add_done_callback(_retrieve)
+            self._shared.add_done_callback(take_outcome)
         if list(request.prompt_ids) != self._prompt:
             return await sample_one(self._policy, request)
         # Shielded: one member that runs out of time does not take the others' samples with it.
@@ -60,8 +60,3 @@ async def sample_all(policy: Policy, request: SampleRequest) -> list[Completion]
 async def sample_one(policy: Policy, request: SampleRequest) -> Completion:
     """The only sample of a request. Raises PolicyFailure as `sample_all`."""
     return (await sample_all(policy, request))[0]
-
-
-def _retrieve(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled():
-        task.exception()

@@ -42,6 +42,7 @@ class StopReason(StrEnum):
     TRAJECTORY_BUDGET = "trajectory_budget"
     OBSERVATION_TOO_LONG = "observation_too_long"
     PROMPT_TOO_LONG = "prompt_too_long"
+    UNPARSABLE = "unparsable"
     TEMPLATE_REFUSED = "template_refused"
     EPISODE_DEADLINE = "episode_deadline"
     POLICY_FAILURE = "policy_failure"
