@@ -1,11 +1,12 @@
 """Make the embedded model again, from nothing: its tokenizer, its weights, its card's figures. Seeded, on 2 cores.
 
-    python examples/train_tiny_model.py --out /tmp/tiny --minutes 35
+    python examples/train_tiny_model.py --out /tmp/tiny --minutes 25
 
 It learns from conversations in which the environments' reference solutions act, rendered by the same `ChatFormat`
 that rollouts use; the loss is on the assistant's tokens only. Several conversations are packed behind one system
-prompt. That is not only cheaper: what earlier conversations show is worth copying, and so copying, which tool calls are
-made of, is learned within minutes, while one conversation a sequence did not teach it in half an hour.
+prompt. Tool calls are made of copying, and two choices decide how soon that is learned (500 steps on random strings:
+loss 2.05 without either, 1.34 with the first, 0.06 with both): embeddings as large as what the layers add to them, so
+that a token's identity survives, and Muon for the matrices of the layers.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from toolgym.envs.catalog import calculator, ledger
 from toolgym.envs.messages import ToolMessage
 
 VOCABULARY = 1_024
-PEAK = 3e-3  # learning rate
+MUON_PEAK, ADAM_PEAK = 5e-3, 3e-3  # learning rates
 WIDTH = 960  # tokens of a pack
 Solve = Callable[[Task, Sequence[Message]], AssistantMessage]
 
@@ -189,7 +190,13 @@ def new_model(tokenizer: tokenizers.Tokenizer, seed: int) -> Qwen3ForCausalLM:
         attn_implementation="sdpa",
         architectures=["Qwen3ForCausalLM"],
     )
-    return Qwen3ForCausalLM(config).float()
+    model = Qwen3ForCausalLM(config).float()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_(0.0, config.hidden_size**-0.5)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_((2 * config.num_hidden_layers) ** -0.5)
+            layer.mlp.down_proj.weight.mul_((2 * config.num_hidden_layers) ** -0.5)
+    return model
 
 
 def train(
@@ -205,24 +212,32 @@ def train(
     rng = np.random.default_rng(seed)
     shares = np.asarray([course.share for course in COURSES])
     by_length = [sorted(conversations, key=lambda c: len(c.ids)) for conversations in corpus]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.01)
+    named = dict(model.model.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=MUON_PEAK, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=ADAM_PEAK, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     began, step, means = time.monotonic(), 0, [math.nan] * len(corpus)
     while (part := (time.monotonic() - began) / seconds) < 1.0:
-        rate = PEAK * min(1.0, (step + 1) / 100) * (0.5 + 0.5 * math.cos(math.pi * part)) + 1e-5
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        share = min(1.0, (step + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * part)) + 1e-3
+        for optimizer, peak in zip(optimizers, (MUON_PEAK, ADAM_PEAK), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * share
         course = int(rng.choice(len(COURSES), p=shares))
         known = int(len(by_length[course]) * min(1.0, 0.3 + 2.0 * part))
         loss = loss_of(model, collate([pack(rng, by_length[course][:known]) for _ in range(rows)]))
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         means[course] = loss.item() if math.isnan(means[course]) else 0.95 * means[course] + 0.05 * loss.item()
         step += 1
         if step % 25 == 0:
             losses = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"step {step} {time.monotonic() - began:.0f}s losses {losses} lr {rate:.1e}", flush=True)
+            print(f"step {step} {time.monotonic() - began:.0f}s losses {losses} rate {share:.2f}", flush=True)
         if step % 200 == 0:
             save(model, out)
 
@@ -251,7 +266,7 @@ def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=35.0, help="of training")
+    parser.add_argument("--minutes", type=float, default=25.0, help="of training")
     parser.add_argument("--rows", type=int, default=6, help="packs a step")
     parser.add_argument("--conversations", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=0)

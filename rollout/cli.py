@@ -21,6 +21,7 @@ from toolgym.rollout.collector import Collector
 from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.report import summarize
+from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import TrajectoryView, summary_table
@@ -38,11 +39,11 @@ def run(
     env: Annotated[list[str], typer.Argument(help="Environments by id, e.g. toolgym/Calculator-v0, or module:id.")],
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     model: Annotated[str, typer.Option(help="A model folder, or 'tiny' for the embedded model.")] = "tiny",
-    tasks: Annotated[int, typer.Option(help="Tasks of each environment.")] = 16,
-    group: Annotated[int, typer.Option(help="Trajectories of each task.")] = 4,
-    slots: Annotated[int, typer.Option(help="Episodes in flight.")] = 64,
-    schedule: Annotated[str, typer.Option(help="overlap or lockstep.")] = "overlap",
-    seed: Annotated[int, typer.Option(help="Of the run: sampling and environments.")] = 0,
+    tasks: Annotated[int, typer.Option(help="Tasks of each environment.", min=1)] = 16,
+    group: Annotated[int, typer.Option(help="Trajectories of each task.", min=1)] = 4,
+    slots: Annotated[int, typer.Option(help="Episodes in flight.", min=1)] = 64,
+    schedule: Annotated[ScheduleName, typer.Option(help="How slots advance.")] = "overlap",
+    seed: Annotated[int, typer.Option(help="Of the run: sampling and environments.", min=0)] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
     env_option: Annotated[
@@ -59,9 +60,6 @@ def run(
         max_completion_tokens=max_completion_tokens,
         max_observation_tokens=min(1_024, max_trajectory_tokens),
     )
-    for name, value in (("tasks", tasks), ("group", group), ("slots", slots)):
-        if value < 1:
-            raise ConfigurationError(f"expected --{name} of 1 or more, actual {value}")
     options = _env_options(env_option or [])
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
@@ -80,7 +78,7 @@ def run(
             policy = VLLMPolicy(folder, max_model_len=max_trajectory_tokens)
         stack.callback(policy.close)
         collectors = [
-            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)  # type: ignore[arg-type]
+            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)
             for vector, name in zip(vectors, env, strict=True)
         ]
         folder_out.record("collectors", [collector.config() for collector in collectors])

@@ -1,0 +1,130 @@
+"""The command line: what is wrong is said in one line before anything starts; what ran can be looked at."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import echo_twice, vector
+
+from toolgym.agents.chat import ChatFormat
+from toolgym.agents.scripted_policy import ScriptedPolicy
+from toolgym.rollout import cli
+from toolgym.rollout.collector import Collector
+from toolgym.rollout.store import RunFolder
+
+
+def toolgym(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["toolgym", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+CALCULATOR = "toolgym/Calculator-v0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nope"], "no environment 'nope'"),
+        (["nomodule:x-v0"], "No module named 'nomodule'"),
+        (["CartPole-v1"], "is not a tool environment"),
+        ([CALCULATOR, "--model", "/nowhere"], "no model folder at /nowhere"),
+        ([CALCULATOR, "--max-turns", "0"], "expected Limits.max_turns above 0, actual 0"),
+        ([CALCULATOR, "--max-completion-tokens", "-5"], "expected Limits.max_completion_tokens above 0"),
+        ([CALCULATOR, "--max-trajectory-tokens", "0"], "Limits"),
+        ([CALCULATOR, "--tasks", "0"], "greater than or equal to 1"),
+        ([CALCULATOR, "--group", "0"], "greater than or equal to 1"),
+        ([CALCULATOR, "--slots", "0"], "greater than or equal to 1"),
+        ([CALCULATOR, "--seed", "-1"], "greater than or equal to 0"),
+        ([CALCULATOR, "--schedule", "sideways"], "'sideways' is not one of"),
+        ([CALCULATOR, "--temperature", "-1"], "expected a temperature in [0, 100], actual -1.0"),
+        ([CALCULATOR, "--top-p", "0"], "expected top_p in (0, 1], actual 0.0"),
+        ([CALCULATOR, "--env-option", "levels=[9]"], "expected levels among"),
+        ([CALCULATOR, "--env-option", "colour=red"], "unexpected keyword argument 'colour'"),
+        ([CALCULATOR, "--env-option", "levels"], "expected --env-option name=value"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    assert toolgym(monkeypatch, "run", *arguments, "--out", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_with_another_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    RunFolder.create(tmp_path / "out", {"seed": 1})
+    assert toolgym(monkeypatch, "run", CALCULATOR, "--out", tmp_path / "out") == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.fixture
+def run(chat: ChatFormat, tmp_path: Path) -> Path:
+    """A run with solved episodes and failures."""
+    folder = RunFolder.create(tmp_path / "run", {"model": "tiny"})
+    envs = vector(trouble=lambda k: "tool breaks" if k == 1 else None)
+    for trajectory in Collector(envs, ScriptedPolicy(chat, echo_twice), chat).collect(3):
+        folder.append(trajectory)
+    envs.close()
+    return folder.path
+
+
+def test_show_prints_the_table_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    assert toolgym(monkeypatch, "show", run) == 0
+    shown = capsys.readouterr().out
+    for part in ("EchoEnv", "2 (67%)", "answered 2", "environment_failure 1", "box_died 1", "tokens/s"):
+        assert part in shown
+
+
+def test_show_prints_one_trajectory_turn_by_turn_with_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    assert toolgym(monkeypatch, "show", run, "2.0") == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "trajectory 2.0",
+        'assistant: echo({"text": "t2 of member 0, turn 0"})',
+        "tool: t2 of member 0, turn 1",
+        "assistant: done",
+        "stopped by answered",
+        "<|im_start|>assistant",
+        "<tool_response>",
+    ):
+        assert part in shown
+
+
+def test_colours_tell_action_tokens_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert toolgym(monkeypatch, "show", run, "solved") == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[1;32m<tool_call>" in shown
+    assert "\x1b[1;32mdone<|im_end|>" in shown
+    assert "\x1b[2m<|im_start|>system" in shown or "\x1b[2m<|im_start|>user" in shown
+    assert "\x1b[36m" in shown
+
+
+def test_show_finds_failures_and_refuses_unknown_ids(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    assert toolgym(monkeypatch, "show", run, "failed") == 0
+    assert "failure: box_died in step: the box died" in capsys.readouterr().out
+    assert toolgym(monkeypatch, "show", run, "7.7") == 2
+    assert "no trajectory '7.7'" in capsys.readouterr().err
+    assert toolgym(monkeypatch, "show", run / "nowhere") == 2
+    assert "no run in" in capsys.readouterr().err
+
+
+def test_envs_lists_what_is_registered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert toolgym(monkeypatch, "envs") == 0
+    shown = capsys.readouterr().out
+    assert CALCULATOR in shown
+    assert "transfer" in shown
