@@ -92,19 +92,26 @@ def show(
     trajectory: Annotated[
         str | None, typer.Argument(help="A trajectory's id, or the first that is: solved, unsolved, failed.")
     ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also draw what is printed into this file.")] = None,
 ) -> None:
     """Print a run's table, or one of its trajectories turn by turn."""
     folder = RunFolder.open(path)
-    console = Console()
+    console = Console(record=svg is not None)
     if trajectory is None:
         console.print(summary_table(summarize(folder.trajectories()), folder.seconds))
-        return
+    else:
+        console.print(TrajectoryView(_find(folder, trajectory), _chat_of(folder, console)))
+    if svg is not None:
+        console.save_svg(str(svg), title=f"toolgym show {path.name}")
+
+
+def _find(folder: RunFolder, trajectory: str) -> Trajectory:
     wanted = _FIRST.get(trajectory)
     found = next((t for t in folder.trajectories() if (wanted(t) if wanted else t.id == trajectory)), None)
     if found is None:
         known = ", ".join(t.id for t in folder.trajectories())
-        raise ConfigurationError(f"no trajectory {trajectory!r} in {path}; there are: {known:.200}")
-    console.print(TrajectoryView(found, _chat_of(folder, console)))
+        raise ConfigurationError(f"no trajectory {trajectory!r} in {folder.path}; there are: {known:.200}")
+    return found
 
 
 @app.command()
