@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import gymnasium
+
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, Policy, SampleRequest, Sampling
 from toolgym.envs.errors import ConfigurationError
@@ -60,7 +62,7 @@ class Collector:
     touches another. The collector does not close ``envs`` or ``policy``.
 
     Args:
-        envs: the slots. Nothing else may step them while a collection runs.
+        envs: a `ToolVectorEnv`, as `gymnasium.make_vec` makes it. Nothing else may step it while a collection runs.
         policy: who answers.
         chat: the chat format of the policy's model.
         limits: what an episode may use.
@@ -70,10 +72,10 @@ class Collector:
         env_id: name of the environment, for the record.
 
     Raises:
-        ConfigurationError: an unknown schedule, a negative seed, or limits beyond what the policy's model can take.
+        ConfigurationError: another kind of environment, an unknown schedule, a negative seed, or limits beyond what the policy's model can take.
     """
 
-    envs: ToolVectorEnv
+    envs: gymnasium.vector.VectorEnv[Any, Any, Any]
     policy: Policy
     chat: ChatFormat
     limits: Limits = field(default_factory=Limits)
@@ -83,6 +85,8 @@ class Collector:
     env_id: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.envs, ToolVectorEnv):
+            raise ConfigurationError(f"expected a ToolVectorEnv without wrappers, actual {self.envs}")
         if self.schedule not in SCHEDULES:
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
         if self.seed < 0:
@@ -114,7 +118,7 @@ class Collector:
         """Like `collect`, but yields each trajectory when it ends. Closing the iterator cancels what still runs."""
         plans = self._plans(tasks, group_size, first_index)
         arrived: queue.SimpleQueue[Trajectory | None] = queue.SimpleQueue()
-        running = self.envs.loop.submit(self._run(plans, group_size, arrived.put))
+        running = self._slots.loop.submit(self._run(plans, group_size, arrived.put))
         running.add_done_callback(lambda _: arrived.put(None))
         try:
             while (trajectory := arrived.get()) is not None:
@@ -140,7 +144,7 @@ class Collector:
         def put(trajectory: Trajectory | None) -> None:
             here.call_soon_threadsafe(arrived.put_nowait, trajectory)
 
-        running = self.envs.loop.submit(self._run(plans, group_size, put))
+        running = self._slots.loop.submit(self._run(plans, group_size, put))
         running.add_done_callback(lambda _: put(None))
         try:
             while (trajectory := await arrived.get()) is not None:
@@ -163,18 +167,23 @@ class Collector:
         }
 
     @property
+    def _slots(self) -> ToolVectorEnv:
+        assert isinstance(self.envs, ToolVectorEnv)  # checked when this was made
+        return self.envs
+
+    @property
     def _env_id(self) -> str:
         spec = self.envs.spec
-        return self.env_id or (spec.id if spec is not None else type(self.envs.envs[0]).__name__)
+        return self.env_id or (spec.id if spec is not None else type(self._slots.envs[0]).__name__)
 
     def _plans(self, tasks: int | Sequence[Task], group_size: int, first_index: int) -> list[EpisodePlan]:
         if group_size < 1:
             raise ConfigurationError(f"expected a group_size of 1 or more, actual {group_size}")
         if isinstance(tasks, int):
-            size = self.envs.tasks.size
+            size = self._slots.tasks.size
             if tasks < 0 or (size is not None and tasks > size):
                 raise ConfigurationError(f"expected up to {size} tasks, which the source has, actual {tasks}")
-            tasks = self.envs.tasks.take(tasks)
+            tasks = self._slots.tasks.take(tasks)
         return [
             EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling)
             for index, task in enumerate(tasks, start=first_index)
@@ -199,7 +208,7 @@ class Collector:
             return EpisodeRun(env, self.chat, self.limits, plan, sampler)
 
         try:
-            await SCHEDULES[self.schedule](self.envs.envs, plans, begin, emit)
+            await SCHEDULES[self.schedule](self._slots.envs, plans, begin, emit)
         finally:
             for opening in live:
                 opening.cancel()

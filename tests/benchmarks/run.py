@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -80,7 +81,7 @@ def chat_turns() -> list[Figure]:
     for turn in range(1, 101):
         delta = chat.extend(ids, said, answer)
         if turn in (2, 100):
-            work = (lambda: chat.extend(ids, said, answer), lambda: chat.parse(said, ids))
+            work = (partial(chat.extend, ids, said, answer), partial(chat.parse, said, ids))
             costs[turn] = sum(best(part, 50) for part in work) * 1e3
         ids = [*ids, *said, *delta]
     late = f"{costs[100]:.2f} ms at turn 100 ({len(ids):,} tokens)"
@@ -92,15 +93,14 @@ def collector_overhead() -> list[Figure]:
     chat = load_chat_format(TINY_MODEL)
     envs = gymnasium.make_vec("toolgym/Ledger-v0", num_envs=64)
     policy = ScriptedPolicy(chat, lambda request, member: ledger.solve(request.task, request.messages))  # type: ignore[arg-type]
-    collector = Collector(envs, policy, chat, LIMITS)  # type: ignore[arg-type]
+    collector = Collector(envs, policy, chat, LIMITS)
     collector.collect(16, 4)
     began = time.process_time()
     turns = sum(len(trajectory.turns) for trajectory in collector.collect(64, 4))
     spent = time.process_time() - began
     envs.close()
-    return [
-        Figure("CPU a turn, scripted policy, 64 slots", f"{spent / turns * 1e3:.2f} ms over {turns} turns", "0.3 ms")
-    ]
+    cost = f"{spent / turns * 1e3:.2f} ms over {turns} turns"
+    return [Figure("CPU a turn, scripted policy, 64 slots", cost, "0.3 ms")]
 
 
 def engine() -> list[Figure]:
@@ -110,7 +110,7 @@ def engine() -> list[Figure]:
         started = time.perf_counter() - began
         chat = load_chat_format(TINY_MODEL)
         envs = gymnasium.make_vec("toolgym/Ledger-v0", num_envs=64)
-        collector = Collector(envs, policy, chat, LIMITS, Sampling(temperature=1.0))  # type: ignore[arg-type]
+        collector = Collector(envs, policy, chat, LIMITS, Sampling(temperature=1.0))
         collector.collect(16, 4)
         began = time.perf_counter()
         trajectories = collector.collect(64, 4)

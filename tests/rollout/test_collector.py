@@ -356,6 +356,7 @@ class Small:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"envs": gymnasium.vector.SyncVectorEnv([EchoEnv])}, "expected a ToolVectorEnv without wrappers"),
         ({"schedule": "sideways"}, "expected a schedule among overlap, lockstep, actual 'sideways'"),
         ({"seed": -1}, "expected a seed of 0 or more"),
         ({"policy": Small()}, "lower the limit, or give the policy a larger max_model_len"),
