@@ -89,12 +89,12 @@ class Qwen3ChatFormat(ChatFormat):
         Raises:
             TemplateRefused: see `from_folder`.
         """
+        if not _has_template(folder):
+            return
         import jinja2  # noqa: PLC0415 - needed here alone
         from transformers import AutoTokenizer  # noqa: PLC0415 - heavy, and needed here alone
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        if tokenizer.chat_template is None:
-            return
         tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
         for messages in ((UserMessage("hi"),), (SystemMessage("be brief"), UserMessage("What is 1 + 1?"))):
             for offered in ([], tools):
@@ -196,6 +196,14 @@ class Qwen3ChatFormat(ChatFormat):
             # JSON's own escape says the same text without spelling the special token.
             arguments = arguments.replace("<", "\\u003c")
         return {"name": self._tokenizer.protect(call.name), "arguments": arguments}
+
+
+def _has_template(folder: Path) -> bool:
+    """Whether a model folder ships a chat template, in any of the places where transformers looks for one."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.exists() and bool(json.loads(settings.read_text()).get("chat_template"))
 
 
 def _call(parsed: ParsedToolCall) -> ToolCall | InvalidToolCall:

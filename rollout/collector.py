@@ -72,7 +72,8 @@ class Collector:
         env_id: name of the environment, for the record.
 
     Raises:
-        ConfigurationError: another kind of environment, an unknown schedule, a negative seed, or limits beyond what the policy's model can take.
+        ConfigurationError: another kind of environment, an unknown schedule, a negative seed, or limits beyond what
+            the policy's model can take.
     """
 
     envs: gymnasium.vector.VectorEnv[Any, Any, Any]
