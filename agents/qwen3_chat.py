@@ -1,7 +1,7 @@
 """Qwen3's chat format, by the renderers library, with special-token literals in anybody's text kept harmless."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,36 +84,54 @@ class Qwen3ChatFormat(ChatFormat):
         return chat
 
     def check_template(self, folder: Path) -> None:
-        """Compare with the chat template that a model folder ships, if it does.
+        """Compare with the chat template that a model folder ships, if it does, on a few probe conversations.
 
         Raises:
             TemplateRefused: see `from_folder`.
+            ConfigurationError: there is a template, but transformers, which renders it, is not installed.
         """
         if not _has_template(folder):
             return
-        import jinja2  # noqa: PLC0415 - needed here alone
-        from transformers import AutoTokenizer  # noqa: PLC0415 - heavy, and needed here alone
-
+        try:
+            import jinja2  # noqa: PLC0415 - needed here alone
+            from transformers import AutoTokenizer  # noqa: PLC0415 - heavy, and needed here alone
+        except ImportError as error:
+            raise ConfigurationError(f"{folder} has a chat template: pip install transformers to check it") from error
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        for messages, offered, ours in self._probes():
+            try:
+                theirs = tokenizer.apply_chat_template(
+                    messages,
+                    tools=offered or None,
+                    add_generation_prompt=True,
+                    enable_thinking=self._thinking,
+                    return_dict=False,
+                )
+            except jinja2.TemplateError as error:
+                raise TemplateRefused(f"the chat template in {folder} is not Qwen3's: {error}") from error
+            if list(theirs) != ours:
+                raise TemplateRefused(
+                    f"the chat template in {folder} is not Qwen3's: it renders {tokenizer.decode(theirs)!r} where "
+                    f"Qwen3's format has {self.decode(ours)!r}"
+                )
+
+    def _probes(self) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]]:
+        """Conversations for a template, the tools offered, and the ids that this format has for them."""
         tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
-        for messages in ((UserMessage("hi"),), (SystemMessage("be brief"), UserMessage("What is 1 + 1?"))):
+        system, user = SystemMessage("be brief"), UserMessage("What is 1 + 1?")
+        openings: tuple[tuple[Message, ...], ...] = ((user,), (system, user))
+        for messages in openings:
             for offered in ([], tools):
-                ours = self.open(messages, offered)
-                try:
-                    theirs = tokenizer.apply_chat_template(
-                        [to_dict(message) for message in messages],
-                        tools=offered or None,
-                        add_generation_prompt=True,
-                        enable_thinking=self._thinking,
-                        return_dict=False,
-                    )
-                except jinja2.TemplateError as error:
-                    raise TemplateRefused(f"the chat template in {folder} is not Qwen3's: {error}") from error
-                if list(theirs) != ours:
-                    raise TemplateRefused(
-                        f"the chat template in {folder} is not Qwen3's: it renders {tokenizer.decode(theirs)!r} where "
-                        f"Qwen3's format has {self.decode(ours)!r}"
-                    )
+                yield [to_dict(message) for message in messages], offered, self.open(messages, offered)
+        if not self._thinking:
+            return  # the template drops the empty reasoning of earlier turns, which a prompt that is extended keeps
+        said, answer = AssistantMessage("", (ToolCall("f", {}), ToolCall("f", {"x": 1}))), ToolMessage("2")
+        prompt, sampled = self.open((system, user), tools), self.write(said)
+        conversation: tuple[Message, ...] = (system, user, said, answer, answer)
+        entries = [to_dict(message) for message in conversation]
+        for call, arguments in zip(entries[2]["tool_calls"], ({}, {"x": 1}), strict=True):
+            call["function"]["arguments"] = arguments  # templates take them as objects
+        yield entries, tools, prompt + sampled + self.extend(prompt, sampled, (answer, answer))
 
     def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """See `ChatFormat.open`."""

@@ -1,9 +1,12 @@
 """`VLLMPolicy`: an in-process vLLM engine as a policy, token ids in and out."""
 
 import asyncio
+import contextlib
 import itertools
+import json
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,10 +15,10 @@ import numpy as np
 
 from toolgym.agents.chat import check_model_folder
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest
-from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.loop import LoopThread
 
-# Set for the engine's process unless the user has set them: no hub, no usage reports, warnings only.
+# Set while the engine's process is started, unless the user has set them: no hub, no usage reports, warnings only.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -28,8 +31,9 @@ _ON_CPU: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
     "enable_chunked_prefill": False,
-    "max_num_batched_tokens": 32_768,
 }
+_BATCHED_TOKENS = 32_768
+_STARTING, _STOPPING = 900.0, 60.0  # seconds
 
 
 class VLLMPolicy:
@@ -59,7 +63,8 @@ class VLLMPolicy:
         self._loop = LoopThread("toolgym vllm")
         try:
             self._engine = self._loop.run(
-                _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine)
+                _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine),
+                timeout=_STARTING,
             )
         except BaseException:
             self._loop.close()
@@ -104,34 +109,38 @@ class VLLMPolicy:
         self.close()
 
     async def _sample(self, request: SampleRequest) -> list[Completion]:
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: PLC0415 - heavy
+        from vllm.exceptions import VLLMClientError, VLLMError  # noqa: PLC0415 - heavy
+        from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - heavy
 
         version = self.version
         name = f"toolgym-{next(self._numbers)}"
         prompt = {"prompt_token_ids": [int(token) for token in request.prompt_ids]}
+        # vLLM refuses n > 1 at temperature 0, where all samples are one and the same: it is drawn once.
+        drawn = 1 if request.sampling.temperature == 0 else request.n
         final = None
         try:
-            async for output in self._engine.generate(prompt, _sampling_params(request), name):
+            async for output in self._engine.generate(prompt, _sampling_params(request, drawn), name):
                 final = output
         except EngineDeadError as error:
             raise PolicyFailure(f"the vLLM engine is dead: {error}") from error
-        except EngineGenerateError as error:
-            raise PolicyFailure(f"vLLM failed on the request: {error.__cause__ or error}") from error
-        except ValueError as error:
+        except (VLLMClientError, ValueError) as error:
             raise PolicyFailure(f"vLLM refused the request: {error}") from error
-        if final is None or not final.finished or len(final.outputs) != request.n:
-            raise PolicyFailure(f"vLLM ended the request without {request.n} finished samples")
+        except VLLMError as error:
+            raise PolicyFailure(f"vLLM failed on the request: {error.__cause__ or error}") from error
+        if final is None or not final.finished or len(final.outputs) != drawn:
+            raise PolicyFailure(f"vLLM ended the request without {drawn} finished samples")
         fed = np.asarray(final.prompt_token_ids, dtype=np.int32)
         ordered = sorted(final.outputs, key=lambda output: output.index)
-        return [_completion(output, fed, version) for output in ordered]
+        completions = [_completion(output, fed, version) for output in ordered]
+        return completions if drawn == request.n else completions * request.n
 
 
-def _sampling_params(request: SampleRequest) -> Any:
+def _sampling_params(request: SampleRequest, n: int) -> Any:
     from vllm import SamplingParams  # noqa: PLC0415 - heavy
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - heavy
 
     return SamplingParams(
-        n=request.n,
+        n=n,
         temperature=request.sampling.temperature,
         top_p=request.sampling.top_p,
         top_k=request.sampling.top_k,
@@ -157,8 +166,34 @@ def _completion(output: Any, fed: Any, version: int) -> Completion:
 
 async def _start(model: str, **options: Any) -> Any:
     """Start an engine on the running loop; it takes about a minute."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    with _environment():
+        engine = await _make(model, **options)
+    try:
+        await asyncio.sleep(0)  # whoever waits may have been interrupted meanwhile: then this raises
+    except asyncio.CancelledError:
+        engine.shutdown()
+        raise
+    return engine
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What the engine's process is to inherit; this process's own environment is as before afterwards."""
+    missing = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    before = os.environ.get("LD_PRELOAD")  # vLLM's CPU platform sets it for its child
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+        if before is None:
+            os.environ.pop("LD_PRELOAD", None)
+        else:
+            os.environ["LD_PRELOAD"] = before
+
+
+async def _make(model: str, **options: Any) -> Any:
     try:
         from vllm import AsyncEngineArgs  # noqa: PLC0415 - heavy
         from vllm.platforms import current_platform  # noqa: PLC0415 - heavy
@@ -174,7 +209,9 @@ async def _start(model: str, **options: Any) -> Any:
         "disable_log_stats": True,
     }
     if current_platform.is_cpu():
-        defaults |= _ON_CPU
+        longest = options.get("max_model_len") or _positions(Path(model))
+        # Without chunks, a whole prompt must fit a batch.
+        defaults |= {**_ON_CPU, "max_num_batched_tokens": max(_BATCHED_TOKENS, longest)}
         if options.get("enable_chunked_prefill"):
             raise ConfigurationError(
                 "enable_chunked_prefill=True kills vLLM's CPU engine with seeded requests: leave it"
@@ -189,6 +226,10 @@ async def _start(model: str, **options: Any) -> Any:
         raise ConfigurationError(f"vLLM cannot start on {model}: {error}") from error
 
 
+def _positions(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", 0))
+
+
 def _stop(engine: Any, loop: LoopThread) -> None:
     """Shut down on the engine's own loop; it refers to no policy, so that a forgotten one can be collected."""
 
@@ -197,6 +238,8 @@ def _stop(engine: Any, loop: LoopThread) -> None:
         await asyncio.sleep(0)  # lets the engine's own tasks see that they are cancelled
 
     try:
-        loop.run(shut_down())
+        loop.run(shut_down(), timeout=_STOPPING)
+    except (ToolgymError, TimeoutError):
+        engine.shutdown()  # the loop is gone, blocked, or the one that runs this: the process must end all the same
     finally:
         loop.close()

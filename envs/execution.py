@@ -1,14 +1,16 @@
-"""Running the tool calls of one message: together, each within its time, answered in their order.
+"""Running the code of authors: the tool calls of one message, and the hooks of an environment.
 
-Whatever the model got wrong comes back to it as a tool message; only an `EnvironmentFailure` passes through.
+Calls run together, each within its time, and are answered in their order. Whatever the model got wrong comes back to
+it as a tool message; only an `EnvironmentFailure` passes through.
 """
 
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,7 +20,7 @@ import pydantic_core
 from toolgym.envs.errors import EnvironmentFailure, ToolError
 from toolgym.envs.messages import InvalidToolCall, ToolCall, ToolMessage
 from toolgym.envs.tools import Tool, Toolset
-from toolgym.envs.waiting import Overdue, within
+from toolgym.envs.waiting import Overdue, StrayExit, tame, tamed, within
 
 
 class CallStatus(StrEnum):
@@ -49,95 +51,50 @@ class CallResult:
     cut_chars: int = 0
 
 
-class ToolRunner:
-    """Runs the tools of one environment and keeps account of what is still running.
+class Executor:
+    """Runs functions and coroutine functions within a time, and keeps account of what is still running."""
 
-    Args:
-        tools: the tools.
-        timeout: seconds that a call may take where the tool itself does not say.
-        max_output_chars: longer output is cut in the middle, with a marker that says how much is missing.
-    """
-
-    def __init__(self, tools: Toolset, *, timeout: float, max_output_chars: int) -> None:
-        self._tools, self._timeout, self._max_chars = tools, timeout, max_output_chars
+    def __init__(self) -> None:
         self._threads: dict[threading.Thread, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def run(self, calls: Sequence[ToolCall | InvalidToolCall]) -> list[CallResult]:
-        """Answer all calls of one message, run together. Bounded by the longest time-out among them.
+    @property
+    def busy(self) -> list[str]:
+        """The names of what still runs, though nobody waits for it any more."""
+        return [thread.name for thread in self._threads] + [t.get_name() for t in self._tasks if not t.done()]
 
-        Coroutine tools start in the order of their calls, so those that never await act in that order.
+    async def call(self, function: Callable[[], Any], name: str, timeout: float) -> Any:
+        """Call ``function``: on the loop if it is a coroutine function, else in a thread of its own.
 
         Raises:
-            EnvironmentFailure: raised by a tool; the other calls of the message are not waited for.
+            Overdue: it took longer than ``timeout`` seconds. A thread cannot be stopped: it stays in `busy`.
+            StrayExit: it raised SystemExit or its like.
+            Exception: whatever else it raised.
         """
-        running = [asyncio.ensure_future(self._answer(call)) for call in calls]
-        try:
-            return list(await asyncio.gather(*running))
-        finally:
-            for task in running:
-                task.cancel()
+        task = asyncio.create_task(self._run(function, name), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await within(task, timeout)
 
-    async def aclose(self, grace: float = 1.0) -> None:
-        """Cancel what still runs and wait at most ``grace`` seconds for it, then name what could not be stopped."""
+    async def drain(self, grace: float) -> None:
+        """Cancel what still runs, and wait for it for at most ``grace`` seconds."""
         for task in self._tasks:
             task.cancel()
         waiting = {*self._tasks, *self._threads.values()}
         if waiting:
             await asyncio.wait(waiting, timeout=grace)
-        stuck = [thread.name for thread in self._threads if thread.is_alive()]
-        stuck += [task.get_name() for task in self._tasks if not task.done()]
-        if stuck:
-            warnings.warn(f"tools still running at close, they ignore cancellation: {stuck}", ResourceWarning, 2)
 
-    async def _answer(self, call: ToolCall | InvalidToolCall) -> CallResult:
-        if isinstance(call, InvalidToolCall):
-            return self._error(call, CallStatus.INVALID_CALL, f"{call.error}\nYour call was: {call.raw}")
-        found = self._tools.get(call.name)
-        if found is None:
-            known = ", ".join(self._tools) or "none"
-            return self._error(call, CallStatus.UNKNOWN_TOOL, f"No tool is named {call.name!r}. Tools: {known}.")
-        try:
-            arguments = found.validate(call.arguments)
-        except ToolError as error:
-            return self._error(call, CallStatus.BAD_ARGUMENTS, str(error))
-        return await self._invoke(found, call, arguments)
+    async def aclose(self, grace: float = 1.0) -> None:
+        """`drain`, then name what could not be stopped."""
+        await self.drain(grace)
+        if stuck := self.busy:
+            warnings.warn(f"still running at close, they ignore cancellation: {stuck}", ResourceWarning, 2)
 
-    async def _invoke(self, found: Tool, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
-        timeout = found.options.timeout or self._timeout
-        work: Coroutine[Any, Any, Any]
-        if found.is_async:
-            work = _guarded(found.function(**arguments))
-        else:
-            work = self._in_thread(lambda: found.function(**arguments), found.name)
-        task = asyncio.create_task(work, name=f"tool {found.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            value = await within(task, timeout)
-        except Overdue:
-            return self._error(call, CallStatus.TIMEOUT, f"{found.name} timed out after {timeout:g} seconds.")
-        except EnvironmentFailure:
-            raise
-        except asyncio.CancelledError:
-            if not task.cancelled():  # it is this episode that is cancelled, not the tool by itself
-                raise
-            return self._error(call, CallStatus.RAISED, f"{found.name} was cancelled.")
-        except ToolError as error:
-            return self._error(call, CallStatus.RAISED, f"Error: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model, it never ends the run
-            return self._error(call, CallStatus.RAISED, f"Error: {type(error).__name__}: {error}")
-        return self._result(call, CallStatus.OK, as_text(value), ends_episode=found.options.ends_episode)
-
-    def _error(self, call: ToolCall | InvalidToolCall, status: CallStatus, text: str) -> CallResult:
-        return self._result(call, status, text, ends_episode=False)
-
-    def _result(
-        self, call: ToolCall | InvalidToolCall, status: CallStatus, text: str, *, ends_episode: bool
-    ) -> CallResult:
-        shown = cut_middle(text, self._max_chars)
-        message = ToolMessage(shown, call.id, call.name)
-        return CallResult(message, status, ends_episode, max(0, len(text) - self._max_chars))
+    async def _run(self, function: Callable[[], Any], name: str) -> Any:
+        work = function() if inspect.iscoroutinefunction(function) else self._in_thread(function, name)
+        value = await tamed(work)
+        # A wrapped coroutine function looks like a plain one, and returns what is to be awaited.
+        return await tamed(value) if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
         # A thread for each call, not a pool: tools that hang would use a pool up and starve the calls behind them.
@@ -162,33 +119,111 @@ class ToolRunner:
             try:
                 value = context.run(function)
             except BaseException as raised:  # noqa: BLE001 - carried over to the waiting coroutine, judged there
-                error = _tame(raised)
+                error = tame(raised)
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for the answer
                 loop.call_soon_threadsafe(settle, value, error)
 
-        thread = threading.Thread(target=target, name=f"tool {name}", daemon=True)
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise EnvironmentFailure(f"no thread for {name}: {error}", kind="no_thread") from error
         self._threads[thread] = ended
-        thread.start()
         return await outcome
 
 
-async def _guarded(work: Coroutine[Any, Any, Any]) -> Any:
-    """Await a tool's coroutine; SystemExit would otherwise leave the task and stop the whole event loop."""
+class ToolRunner:
+    """Answers the tool calls of one environment.
+
+    Args:
+        tools: the tools.
+        executor: runs them.
+        timeout: seconds that a call may take where the tool itself does not say.
+        max_output_chars: longer output is cut in the middle, with a marker that says how much is missing.
+    """
+
+    def __init__(self, tools: Toolset, executor: Executor, *, timeout: float, max_output_chars: int) -> None:
+        self._tools, self._executor = tools, executor
+        self._timeout, self._max_chars = timeout, max_output_chars
+
+    async def run(self, calls: Sequence[ToolCall | InvalidToolCall]) -> list[CallResult]:
+        """Answer all calls of one message, run together. Bounded by the longest time-out among them.
+
+        Coroutine tools start in the order of their calls, so those that never await act in that order.
+
+        Raises:
+            EnvironmentFailure: raised by a tool; the other calls of the message are not waited for.
+        """
+        running = [asyncio.ensure_future(self._answer(call)) for call in calls]
+        try:
+            return list(await asyncio.gather(*running))
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _answer(self, call: ToolCall | InvalidToolCall) -> CallResult:
+        if isinstance(call, InvalidToolCall):
+            return self._result(call, CallStatus.INVALID_CALL, f"{call.error}\nYour call was: {call.raw}")
+        found = self._tools.get(call.name)
+        if found is None:
+            known = ", ".join(self._tools) or "none"
+            return self._result(call, CallStatus.UNKNOWN_TOOL, f"No tool is named {call.name!r}. Tools: {known}.")
+        try:
+            arguments = found.validate(call.arguments)
+        except ToolError as error:
+            return self._result(call, CallStatus.BAD_ARGUMENTS, str(error))
+        return await self._invoke(found, call, arguments)
+
+    async def _invoke(self, found: Tool, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
+        timeout = found.options.timeout or self._timeout
+        try:
+            text = await self._executor.call(_bound(found, arguments), f"tool {found.name}", timeout)
+        except Overdue:
+            return self._result(call, CallStatus.TIMEOUT, f"{found.name} timed out after {timeout:g} seconds.")
+        except EnvironmentFailure:
+            raise
+        except (ToolError, StrayExit) as error:
+            return self._result(call, CallStatus.RAISED, f"Error: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model, it never ends the run
+            return self._result(call, CallStatus.RAISED, f"Error: {_described(error)}")
+        return self._result(call, CallStatus.OK, text, ends_episode=found.options.ends_episode)
+
+    def _result(
+        self, call: ToolCall | InvalidToolCall, status: CallStatus, text: str, *, ends_episode: bool = False
+    ) -> CallResult:
+        shown = cut_middle(as_text(text), self._max_chars)
+        message = ToolMessage(shown, call.id, call.name)
+        return CallResult(message, status, ends_episode, max(0, len(text) - self._max_chars))
+
+
+def _bound(found: Tool, arguments: dict[str, Any]) -> Callable[[], Any]:
+    """The call of a tool, of the same kind as its function: its result becomes text where the function runs."""
+
+    async def on_the_loop() -> str:
+        return as_text(await found.function(**arguments))
+
+    def in_a_thread() -> Any:
+        value = found.function(**arguments)
+        return value if inspect.isawaitable(value) else as_text(value)
+
+    return on_the_loop if found.is_async else in_a_thread
+
+
+def _described(error: Exception) -> str:
     try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as raised:
-        raise _tame(raised) from raised
-
-
-def _tame(raised: BaseException) -> Exception:
-    """An exception of a tool as one that asyncio carries: SystemExit and its like would stop the loop instead."""
-    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
-        return raised
-    return ToolError(f"{type(raised).__name__}: {raised}")
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception whose own text raises is still told by its name
+        return type(error).__name__
 
 
 def as_text(value: Any) -> str:
-    """What a tool returned, as text for the model: text as it is, everything else as JSON, failing that its str."""
+    """What a tool returned, as text for the model: text as it is, everything else as JSON, failing that its str.
+
+    Raises:
+        ToolError: an iterator, which may have no end.
+    """
+    if isinstance(value, Iterator):
+        raise ToolError(f"the tool returned a {type(value).__name__}, which may have no end, instead of a list")
     if isinstance(value, str):
         text = value
     else:

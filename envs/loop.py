@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+import warnings
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -36,14 +37,21 @@ class LoopThread:
             raise ToolgymError(f"{self._thread.name} is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the loop and wait for it. An interrupt of the waiting thread cancels the coroutine."""
+    def run(self, work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
+        """Run a coroutine on the loop and wait for it. An interrupt of the waiting thread cancels the coroutine.
+
+        Args:
+            work: the coroutine.
+            timeout: seconds to wait, then TimeoutError is raised; None where the coroutine itself is bounded.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise ToolgymError(f"called from within {self._thread.name}: await the asynchronous form instead")
         future = self.submit(work)
         try:
-            return future.result()
+            return future.result(timeout)
+        except concurrent.futures.CancelledError as error:
+            raise ToolgymError(f"{self._thread.name} was closed while this ran") from error
         except BaseException:  # mostly KeyboardInterrupt: the work must not go on behind the caller's back
             future.cancel()
             raise
@@ -55,22 +63,24 @@ class LoopThread:
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self, grace: float = 2.0) -> None:
-        """Cancel what runs, give it ``grace`` seconds, stop the loop and join the thread. May be called again."""
+        """Cancel what runs, give it ``grace`` seconds, stop the loop and join the thread. May be called again.
+
+        A loop that is blocked by code that does not await cannot be stopped: a ResourceWarning says so.
+        """
         if self._closed:
             return
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the loop has stopped already
             asyncio.run_coroutine_threadsafe(self._drain(grace), self._loop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(grace + 5.0)
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(grace + 3.0)
+        if self._thread.is_alive():
+            text = f"{self._thread.name} is blocked by code that does not await; its thread is left behind"
+            warnings.warn(text, ResourceWarning, 2)
 
     async def _drain(self, grace: float) -> None:
-        current = asyncio.current_task()
-        others = {task for task in asyncio.all_tasks() if task is not current}
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=grace)
+        await _cancel_all(grace)
         self._loop.stop()
 
     def _main(self) -> None:
@@ -78,8 +88,20 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            # Also when something stopped the loop behind our back: whoever waits for its futures must hear of it.
+            self._closed = True
             with contextlib.suppress(RuntimeError, TimeoutError):
+                self._loop.run_until_complete(_cancel_all(1.0))
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
                 ending = asyncio.wait_for(self._loop.shutdown_default_executor(), timeout=1.0)
                 self._loop.run_until_complete(ending)
             self._loop.close()
+
+
+async def _cancel_all(grace: float) -> None:
+    current = asyncio.current_task()
+    others = {task for task in asyncio.all_tasks() if task is not current}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=grace)

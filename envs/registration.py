@@ -49,5 +49,11 @@ def register_env(env_id: str, env_class: Any, **kwargs: Any) -> None:
 def tool_env_ids() -> list[str]:
     """The ids of all registered environments that are vectorized by Toolgym, sorted."""
     shipped = {env_id for env_id in _SHIPPED if env_id in gymnasium.registry}
-    own = {i for i, s in gymnasium.registry.items() if isinstance(s.vector_entry_point, functools.partial)}
+    own = {i for i, spec in gymnasium.registry.items() if _is_ours(spec.vector_entry_point)}
     return sorted(shipped | own)
+
+
+def _is_ours(entry_point: object) -> bool:
+    from toolgym.envs.vector import ToolVectorEnv  # noqa: PLC0415 - see above
+
+    return isinstance(entry_point, functools.partial) and entry_point.func == ToolVectorEnv.of

@@ -1,17 +1,19 @@
 """What an episode is worth: the view that a reward sees, and the score it gives."""
 
 import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from toolgym.envs.errors import EnvironmentFailure
+from toolgym.envs.errors import ConfigurationError, EnvironmentFailure
 from toolgym.envs.messages import AssistantMessage, Message
 from toolgym.envs.tasks import Task
 
-_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_MAX_NUMBER_CHARS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,23 @@ class Score:
         components: named values, each finite.
         weights: the weight of each component in the total; 1.0 where it is not given.
         success: whether the task counts as solved; by default, whether the total reaches 1.
+
+    Raises:
+        ConfigurationError: a weight for a component that is not there.
     """
 
     components: Mapping[str, float]
     weights: Mapping[str, float] = field(default_factory=dict)
     success: bool | None = None
 
+    def __post_init__(self) -> None:
+        if unknown := set(self.weights) - set(self.components):
+            raise ConfigurationError(f"weights for unknown components {unknown}; there are {set(self.components)}")
+
     @property
     def total(self) -> float:
         """The weighted sum of the components."""
-        return math.fsum(value * self.weights.get(name, 1.0) for name, value in self.components.items())
+        return sum(value * self.weights.get(name, 1.0) for name, value in self.components.items())
 
     @property
     def solved(self) -> bool:
@@ -66,20 +75,38 @@ ScoreLike: TypeAlias = float | Mapping[str, float] | Score
 
 
 def as_score(value: ScoreLike) -> Score:
-    """A checked `Score` from what a reward returned: a number, named components, or a score.
+    """A checked `Score` of plain floats, from what a reward returned: a number, named components, or a score.
+
+    Numbers of numpy or torch count as numbers.
 
     Raises:
         EnvironmentFailure: (kind ``"bad_reward"``) not a number, or not finite. A reward that cannot be computed is
             a failure of the environment, never a reward of zero.
     """
     score = value if isinstance(value, Score) else Score(value if isinstance(value, Mapping) else {"reward": value})
-    for name, component in score.components.items():
-        if not isinstance(component, int | float) or not math.isfinite(component):
-            raise EnvironmentFailure(f"reward component {name!r} is {component!r}, not finite", kind="bad_reward")
-    return score
+    components = {name: _number(f"component {name!r}", part) for name, part in score.components.items()}
+    weights = {name: _number(f"weight of {name!r}", part) for name, part in score.weights.items()}
+    checked = Score(components, weights, None if score.success is None else bool(score.success))
+    _number("total", checked.total)
+    return checked
+
+
+def _number(what: str, value: object) -> float:
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, numbers.Real) and math.isfinite(plain):
+            return float(plain)
+    except (OverflowError, ValueError, RuntimeError):  # too large for a float, or an array of several numbers
+        pass
+    raise EnvironmentFailure(f"the reward's {what} is {value!r:.200}, not a finite number", kind="bad_reward")
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text, exactly; None if there is none. Thousands separators are read over."""
+    """The last number in a text, exactly; None if there is none, or if it has over a thousand digits.
+
+    Thousands separators are read over: ``1,234.5`` is one number, ``1,23`` are two.
+    """
     found = _NUMBER.findall(text)
-    return Fraction(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    if not found or len(found[-1]) > _MAX_NUMBER_CHARS:
+        return None
+    return Fraction(found[-1].replace(",", "").replace("\u2212", "-"))

@@ -93,6 +93,8 @@ class AssistantMessageSpace(gymnasium.Space[AssistantMessage | None]):
         return (
             isinstance(x, AssistantMessage)
             and isinstance(x.content, str)
+            and isinstance(x.reasoning, str | None)
+            and isinstance(x.tool_calls, tuple)
             and all(isinstance(call, ToolCall | InvalidToolCall) for call in x.tool_calls)
         )
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import inspect
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import gymnasium
 
 from toolgym.envs.errors import ConfigurationError, EnvironmentFailure, ResetNeededError, ToolgymError
-from toolgym.envs.execution import CallResult, ToolRunner
+from toolgym.envs.execution import CallResult, Executor, ToolRunner
 from toolgym.envs.messages import (
     AssistantMessage,
     Message,
@@ -22,7 +22,7 @@ from toolgym.envs.rewards import Episode, ScoreLike, as_score
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task, TaskSource, as_source
 from toolgym.envs.tools import Tool, Toolset
-from toolgym.envs.waiting import Overdue, within
+from toolgym.envs.waiting import Overdue
 
 _T = TypeVar("_T")
 Step: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -40,12 +40,15 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
     tool message; what goes wrong in `setup` or `score` is raised as `EnvironmentFailure` and ends the episode
     without a reward.
 
+    A plain ``def`` - tool, `setup` or `score` - runs in a thread of its own and may block; an ``async def`` runs on
+    the event loop and must not.
+
     Args:
         tasks: a task source, a list of tasks, or a list of prompts.
         tool_timeout: seconds one tool call may take, unless the tool says otherwise.
         max_output_chars: longer tool output is cut in the middle, with a marker.
         max_steps: after so many steps without an end the episode is scored as it is (``truncated``); None: no bound.
-        hook_timeout: seconds that `setup` and `score` may each take (enforced where they await).
+        hook_timeout: seconds that `setup` and `score` may each take.
         render_mode: ``"ansi"`` or None.
 
     Raises:
@@ -85,7 +88,10 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         self.action_space = AssistantMessageSpace(tuple(self.tools))
         self.messages: tuple[Message, ...] = ()
         self.task: Task | None = None
-        self._runner = ToolRunner(self.tools, timeout=tool_timeout, max_output_chars=max_output_chars)
+        self._executor = Executor()
+        self._runner = ToolRunner(self.tools, self._executor, timeout=tool_timeout, max_output_chars=max_output_chars)
+        self.longest_call = max((t.options.timeout or tool_timeout for t in self.tools.values()), default=0.0)
+        self.longest_step = self.longest_call + 2 * hook_timeout + 1.0  # scoring, and an autoreset
         self._max_steps, self._hook_timeout = max_steps, hook_timeout
         self._steps = 0
         self._running = False
@@ -94,15 +100,14 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
     # What an author writes.
 
     def setup(self, task: Task) -> Awaitable[None] | None:
-        """Make the state of a new episode; ``self.np_random`` is seeded. May be ``async def``."""
+        """Make the state of a new episode; ``self.np_random`` is seeded. A plain or an ``async def``."""
 
     def score(self, episode: Episode) -> ScoreLike | Awaitable[ScoreLike]:
-        """What a finished episode is worth. May be ``async def``."""
+        """What a finished episode is worth. A plain or an ``async def``."""
         raise NotImplementedError
 
-    @classmethod
+    @staticmethod
     def from_functions(
-        cls,
         tools: Sequence[Callable[..., Any]],
         tasks: TaskSource | Sequence[Task | str],
         reward: Callable[[Episode], ScoreLike | Awaitable[ScoreLike]],
@@ -123,6 +128,20 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
 
     # The async face.
 
+    @property
+    def running(self) -> bool:
+        """Whether an episode is running: reset, and not yet ended."""
+        return self._running
+
+    @property
+    def busy(self) -> list[str]:
+        """The names of tools and hooks that still run, though their time was up."""
+        return self._executor.busy
+
+    async def adrain(self, grace: float = 1.0) -> None:
+        """Wait for at most ``grace`` seconds until nothing of earlier episodes is running; see `busy`."""
+        await self._executor.drain(grace)
+
     async def areset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -136,8 +155,13 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             The opening messages (the system prompt, if there is one, and the task) and ``{"task_id": ...}``.
 
         Raises:
-            EnvironmentFailure: `setup` raised, or took too long.
+            EnvironmentFailure: `setup` raised, or took too long; or (kind ``"still_busy"``) a tool of an earlier
+                episode cannot be stopped: it would act in this one. Make a new environment then.
         """
+        await self.adrain()
+        if busy := self.busy:
+            self._running = False
+            raise EnvironmentFailure(f"still running from an earlier episode: {busy}", kind="still_busy")
         super().reset(seed=seed)
         self._running = False
         task = (options or {}).get("task")
@@ -146,7 +170,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         if not isinstance(task, Task):
             raise ConfigurationError(f"expected options['task'] to be a Task, actual {type(task).__name__}")
         self.task, self._steps = task, 0
-        await self._hook("setup", lambda: self.setup(task))
+        await self._hook("setup", self.setup, task)
         system = (SystemMessage(self.system_prompt),) if self.system_prompt else ()
         self.messages = (*system, UserMessage(task.prompt))
         self._running = True
@@ -176,7 +200,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             return (), *await self._end(truncated=False)
         try:
             results = await self._runner.run(action.tool_calls)
-        except ToolgymError:
+        except Exception:
             self._running = False
             raise
         answers = tuple(result.message for result in results)
@@ -208,7 +232,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
     async def aclose(self) -> None:
         """Stop what still runs, for at most about a second. May be called again."""
         self._running = False
-        await self._runner.aclose()
+        await self._executor.aclose()
 
     # The Gymnasium face.
 
@@ -251,20 +275,19 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         self._running = False
         assert self.task is not None  # a running episode has one
         episode = Episode(self.task, self.messages, truncated)
-        score = as_score(await self._hook("score", lambda: self.score(episode)))
+        score = as_score(await self._hook("score", self.score, episode))
         info = {"score": dict(score.components), "solved": score.solved}
         return float(score.total), not truncated, truncated, info
 
-    async def _hook(self, name: str, call: Callable[[], Any]) -> Any:
+    async def _hook(self, name: str, hook: Callable[[Any], Any], argument: Any) -> Any:
         """Run an author's hook; whatever it raises is a failure of the environment."""
         try:
-            value = call()
-            return await within(value, self._hook_timeout) if inspect.isawaitable(value) else value
+            return await self._executor.call(functools.partial(hook, argument), name, self._hook_timeout)
         except EnvironmentFailure:
             raise
         except Overdue as error:
             raise EnvironmentFailure(f"{name} took over {self._hook_timeout:g} s", kind=f"{name}_timeout") from error
-        except Exception as error:
+        except Exception as error:  # an author's hook may raise anything: a failure, never a reward
             raise EnvironmentFailure(f"{type(error).__name__}: {error}", kind=f"{name}_raised") from error
 
 

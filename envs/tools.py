@@ -1,5 +1,6 @@
 """Tools: a marked function, its JSON schema from type hints and docstring, and the set of an environment's tools."""
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,6 +9,8 @@ from typing import Any, TypeVar, overload
 
 import docstring_parser
 import pydantic
+import pydantic_core
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from toolgym.envs.errors import ConfigurationError, ToolError
@@ -64,7 +67,8 @@ def tool(
     options = ToolOptions(name, timeout, ends_episode)
 
     def mark(target: _F) -> _F:
-        setattr(target, _MARK, options)
+        # Above @staticmethod or @classmethod the mark belongs on the function inside: that is what is looked up.
+        setattr(getattr(target, "__func__", target), _MARK, options)
         return target
 
     return mark if function is None else mark(function)
@@ -92,10 +96,11 @@ class Tool:
     def __init__(self, function: Callable[..., Any], options: ToolOptions | None = None) -> None:
         marked: ToolOptions = getattr(function, _MARK, ToolOptions())
         self.options = options or marked
-        self.name = self.options.name or str(getattr(function, "__name__", type(function).__name__))
+        inner = _inner(function)
+        self.name = self.options.name or str(getattr(inner, "__name__", type(function).__name__))
         self.function = function
-        self.is_async = inspect.iscoroutinefunction(function)
-        doc = docstring_parser.parse(inspect.getdoc(function) or "")
+        self.is_async = inspect.iscoroutinefunction(inner)
+        doc = docstring_parser.parse(inspect.getdoc(inner) or "")
         self.description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
         self._parameters = self._checked_parameters(function)
         self._model = self._build_model({p.arg_name: p.description or "" for p in doc.params})
@@ -120,8 +125,8 @@ class Tool:
     def _checked_parameters(self, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         parameters = dict(inspect.signature(function).parameters)
         try:
-            hints = typing.get_type_hints(getattr(function, "__func__", function), include_extras=True)
-        except NameError as error:
+            hints = typing.get_type_hints(_inner(function), include_extras=True)
+        except (NameError, TypeError) as error:
             raise ConfigurationError(f"tool {self.name!r}: a type hint cannot be resolved: {error}") from error
         for name, parameter in parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -140,9 +145,14 @@ class Tool:
         fields: dict[str, Any] = {}
         for field, name in self._fields():
             parameter = self._parameters[name]
-            default = ... if parameter.default is parameter.empty else parameter.default
-            about = descriptions.get(name) or None
-            fields[field] = (parameter.annotation, pydantic.Field(default, alias=name, description=about))
+            annotation, default = parameter.annotation, parameter.default
+            if isinstance(default, FieldInfo):
+                annotation, default = typing.Annotated[annotation, default], default.get_default()
+                default = parameter.empty if default is pydantic_core.PydanticUndefined else default
+            if descriptions.get(name):
+                annotation = typing.Annotated[annotation, pydantic.Field(description=descriptions[name])]
+            value = ... if default is parameter.empty else default
+            fields[field] = (annotation, pydantic.Field(value, alias=name))
         config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
         try:
             return pydantic.create_model(self.name, __config__=config, **fields)
@@ -167,6 +177,16 @@ class Tool:
             lines.append(f"{where}: {entry['msg']}{given}")
         expected = ", ".join(self._parameters) or "none"
         return f"Invalid arguments for {self.name}: {'; '.join(lines)}. Expected arguments: {expected}."
+
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The plain function behind a method, a partial or a callable object: the one with name, hints and docstring."""
+    if isinstance(function, functools.partial):
+        return _inner(function.func)
+    if not inspect.isroutine(function):
+        return type(function).__call__
+    inner: Callable[..., Any] = getattr(function, "__func__", function)
+    return inner
 
 
 class Toolset(Mapping[str, Tool]):

@@ -1,10 +1,11 @@
 """`ToolVectorEnv`: N tool environments as one `gymnasium.vector.VectorEnv`, all their tools in flight together."""
 
 import asyncio
+import contextlib
 import queue
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
@@ -20,6 +21,8 @@ from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import Step, ToolEnv
 
+_T = TypeVar("_T")
+_CLOSING = 5.0  # seconds
 Action: TypeAlias = AssistantMessage | None
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -54,12 +57,17 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
     ) -> None:
         if not env_fns:
             raise ConfigurationError("expected at least one environment, actual none: num_envs must be 1 or more")
-        self.envs: tuple[ToolEnv, ...] = tuple(make() for make in env_fns)
+        self.envs: list[ToolEnv] = [make() for make in env_fns]
+        self._env_fns = tuple(env_fns)
         first = self.envs[0]
         if any(tuple(env.tools) != tuple(first.tools) for env in self.envs):
             raise ConfigurationError("all slots must have the same tools: the prompt names them")
         self.num_envs = len(self.envs)
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError as error:
+            known = ", ".join(mode.value for mode in AutoresetMode)
+            raise ConfigurationError(f"expected an autoreset_mode among {known}, actual {autoreset_mode!r}") from error
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self.tools, self.tasks = first.tools, first.tasks
@@ -71,9 +79,12 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self.loop = LoopThread("toolgym environments")
         self._last: list[Observation] = [()] * self.num_envs
         self._needs_reset = np.ones(self.num_envs, dtype=np.bool_)
+        self._begun = False
+        self._holder: str | None = None
+        self._retired: list[ToolEnv] = []
         self._in_flight: set[int] = set()
         self._arrived: queue.SimpleQueue[tuple[int, Step]] = queue.SimpleQueue()
-        self._finalizer = weakref.finalize(self, _shut_down, self.envs, self.loop)
+        self._finalizer = weakref.finalize(self, _shut_down, self.envs, self._retired, self.loop)
 
     @classmethod
     def of(
@@ -101,7 +112,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             seed: one seed (slot i gets ``seed + i``), one for each slot, or None.
             options: ``reset_mask``: (N,) bool array, at least one True; ``tasks``: N tasks or Nones. Never changed.
         """
-        self._refuse_in_flight("reset")
+        self._refuse_if_used("reset")
         chosen = self._reset_mask(options)
         seeds = self._seeds(seed)
         tasks: Sequence[Task | None] = (options or {}).get("tasks") or [None] * self.num_envs
@@ -110,6 +121,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
                 f"expected {self.num_envs} Tasks or Nones in options['tasks'], actual {tasks!r:.200}"
             )
         slots = [int(i) for i in np.flatnonzero(chosen)]
+        self._begun = True
         opened = self.loop.run(_gather(self._open(i, seeds[i], tasks[i]) for i in slots))
         infos: list[dict[str, Any] | None] = [None] * self.num_envs
         for i, (_, info) in zip(slots, opened, strict=True):
@@ -125,7 +137,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             terminations, truncations: (N,) bool.
             infos: as Gymnasium's, each key with its ``_key`` mask.
         """
-        self._refuse_in_flight("step")
+        self._refuse_if_used("step")
         if len(actions) != self.num_envs:
             raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {len(actions)}")
         self._check_actions(dict(enumerate(actions)))
@@ -143,6 +155,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         wrong = [i for i in env_ids if not 0 <= i < self.num_envs or i in self._in_flight]
         if wrong or len(set(env_ids)) < len(env_ids):
             raise ConfigurationError(f"env_ids must be idle slots below {self.num_envs}, each once; wrong: {wrong}")
+        self._refuse_if_held("send")
         self._check_actions(dict(zip(env_ids, actions, strict=True)))
         for i, action in zip(env_ids, actions, strict=True):
             self._in_flight.add(i)
@@ -153,7 +166,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
 
         Args:
             min_count: how many results to wait for; no more than are in flight.
-            timeout: seconds to wait for each; None trusts the time-outs of the tools.
+            timeout: seconds to wait for each; None waits for as long as a step can take by the time-outs of the
+                environment's tools and hooks.
 
         Returns:
             As `step`, for K slots in the order of their arrival, and their ids, (K,) int64.
@@ -165,6 +179,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         if not 1 <= min_count <= len(self._in_flight):
             raise ConfigurationError(f"expected min_count in [1, {len(self._in_flight)}], actual {min_count}")
         arrived: list[tuple[int, Step]] = []
+        timeout = self.envs[0].longest_step + 10.0 if timeout is None else timeout
         try:
             while len(arrived) < min_count:
                 arrived.append(self._arrived.get(timeout=timeout))
@@ -192,7 +207,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         """Begin an episode in one slot; a failure is in the info."""
         observation: Observation = ()
         try:
-            observation, info = await self.envs[i].areset(seed=seed, options=None if task is None else {"task": task})
+            env = await self.fresh(i)
+            observation, info = await env.areset(seed=seed, options=None if task is None else {"task": task})
         except EnvironmentFailure as failure:
             info = {"failure": Failure(failure.kind, "reset", str(failure))}
         except Exception as error:  # noqa: BLE001 - isolation: one slot never takes the others with it
@@ -202,17 +218,19 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
 
     async def _advance(self, i: int, action: Action) -> Step:
         """One slot's part of a step, with its autoreset."""
-        if self._needs_reset[i] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+        if self._needs_reset[i] and self.autoreset_mode is not AutoresetMode.DISABLED:
+            # The step after an end (NEXT_STEP), or after a reset that failed.
             observation, info = await self._open(i, None, None)
-            return observation, 0.0, False, "failure" in info, info
+            return observation, float("nan") if "failure" in info else 0.0, False, "failure" in info, info
         if action is None:
             return self._last[i], 0.0, False, False, {}
         observation, reward, terminated, truncated, info = await self._act(i, action)
         self._last[i], self._needs_reset[i] = observation, terminated or truncated
         if self._needs_reset[i] and self.autoreset_mode is AutoresetMode.SAME_STEP:
             final = {"final_obs": observation, "final_info": info}
+            failed = {"failure": info["failure"]} if "failure" in info else {}
             observation, info = await self._open(i, None, None)
-            info = {**info, **final}
+            info = {**info, **final, **failed}
         return observation, reward, terminated, truncated, info
 
     async def _act(self, i: int, action: AssistantMessage) -> Step:
@@ -228,20 +246,60 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self._arrived.put((i, await self._advance(i, action)))
 
     def _check_actions(self, actions: dict[int, Action]) -> None:
+        if not self._begun:
+            raise ResetNeededError("no episode has begun: call reset() first")
         wrong = {i: type(action).__name__ for i, action in actions.items() if action not in self.single_action_space}
         if wrong:
             raise ConfigurationError(f"expected AssistantMessage or None as actions, actual by slot: {wrong}")
-        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            return
+        if self.autoreset_mode is not AutoresetMode.DISABLED:
+            return  # a slot that has ended begins anew by itself
         ended = [i for i, action in actions.items() if action is not None and self._needs_reset[i]]
         if ended:
             raise ResetNeededError(
                 f"slots {ended} have no running episode: give them None, or reset them by options['reset_mask']"
             )
 
-    def _refuse_in_flight(self, what: str) -> None:
+    @contextlib.contextmanager
+    def held(self, holder: str) -> Iterator[None]:
+        """Keep everybody else from stepping the slots.
+
+        Args:
+            holder: who does, for the error that others get.
+
+        Raises:
+            ToolgymError: somebody else holds them, or actions are in flight.
+        """
+        self._refuse_if_used(holder)
+        self._holder = holder
+        # What the holder does to the slots is not known here: each of them needs a reset afterwards.
+        self._needs_reset[:] = True
+        try:
+            yield
+        finally:
+            self._holder = None
+
+    async def fresh(self, i: int) -> ToolEnv:
+        """The environment of a slot, ready for a new episode.
+
+        If a tool of an earlier episode cannot be stopped, a new environment takes the slot: the old tool would act in
+        the new episode. Awaited on `loop`.
+        """
+        await self.envs[i].adrain()
+        if self.envs[i].busy:
+            with contextlib.suppress(Exception):  # then the old one stays, and fails its next episode by name
+                replacement = self._env_fns[i]()
+                self._retired.append(self.envs[i])
+                self.envs[i] = replacement
+        return self.envs[i]
+
+    def _refuse_if_held(self, what: str) -> None:
+        if self._holder is not None:
+            raise ToolgymError(f"{what} while the slots are used by {self._holder}: wait until it has ended")
+
+    def _refuse_if_used(self, what: str) -> None:
+        self._refuse_if_held(what)
         if self._in_flight:
-            raise ToolgymError(f"{what}() while actions are in flight in slots {sorted(self._in_flight)}: recv() first")
+            raise ToolgymError(f"{what} while actions are in flight in slots {sorted(self._in_flight)}: recv() first")
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Bools:
         if options is None or "reset_mask" not in options:
@@ -257,11 +315,13 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
             return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ConfigurationError(f"expected {self.num_envs} seeds, one a slot, actual {len(seed)}")
-        return seed
+        one = isinstance(seed, int | np.integer)
+        seeds = [int(seed) + i for i in range(self.num_envs)] if one else list(seed)  # type: ignore[arg-type]
+        if len(seeds) != self.num_envs:
+            raise ConfigurationError(f"expected {self.num_envs} seeds, one a slot, actual {len(seeds)}")
+        if wrong := [s for s in seeds if s is not None and (not isinstance(s, int | np.integer) or s < 0)]:
+            raise ConfigurationError(f"expected seeds of 0 or more, actual {wrong}")
+        return [None if s is None else int(s) for s in seeds]
 
 
 def _batch(results: Sequence[Step]) -> Batch:
@@ -275,14 +335,15 @@ def _batch(results: Sequence[Step]) -> Batch:
     )
 
 
-async def _gather(work: Any) -> list[Any]:
-    tasks: list[Coroutine[Any, Any, Any]] = list(work)
-    return list(await asyncio.gather(*tasks))
+async def _gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    return list(await asyncio.gather(*work))
 
 
-def _shut_down(envs: Sequence[ToolEnv], loop: LoopThread) -> None:
+def _shut_down(envs: Sequence[ToolEnv], retired: Sequence[ToolEnv], loop: LoopThread) -> None:
     """Close the slots and the loop; it refers to no ToolVectorEnv, so that a forgotten one can be collected."""
     try:
-        loop.run(_gather(env.aclose() for env in envs))
+        # Each slot's close is bounded; the time-out is for a loop that is blocked by code that does not await.
+        with contextlib.suppress(TimeoutError, ToolgymError):
+            loop.run(_gather(env.aclose() for env in (*envs, *retired)), timeout=_CLOSING)
     finally:
         loop.close()

@@ -1,8 +1,11 @@
-"""Waiting that always ends."""
+"""Waiting that always ends, and exceptions that an event loop survives."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable
 from typing import Any, TypeVar
+
+from toolgym.envs.errors import ToolgymError
 
 _T = TypeVar("_T")
 
@@ -11,16 +14,26 @@ class Overdue(Exception):
     """The time was up. Not a `TimeoutError`, which the awaited code may raise by itself."""
 
 
+class StrayExit(ToolgymError):
+    """Code that was only to do its work raised what would end a process, a loop or a task."""
+
+
 async def within(work: Awaitable[_T], seconds: float) -> _T:
     """Await ``work`` for at most ``seconds``, then cancel it.
 
     Unlike `asyncio.wait_for` it does not wait for the cancelled work to end: code that swallows its cancellation
-    would hold up the caller for as long as it likes.
+    would hold up the caller for as long as it likes. And what the work raises can be caught as an `Exception`.
 
     Raises:
         Overdue: the time was up.
+        StrayExit: the work raised SystemExit, KeyboardInterrupt, or a CancelledError that nobody had asked for.
     """
-    task = asyncio.ensure_future(work)
+    task: asyncio.Future[_T]
+    if inspect.iscoroutine(work):
+        task = asyncio.ensure_future(tamed(work))
+        task.add_done_callback(lambda _: work.close())  # if the task is cancelled before it has begun
+    else:
+        task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=seconds)
     finally:
@@ -29,7 +42,24 @@ async def within(work: Awaitable[_T], seconds: float) -> _T:
             task.add_done_callback(take_outcome)
     if not task.done():
         raise Overdue
+    if task.cancelled():
+        raise StrayExit("cancelled, though nobody had asked for it")
     return task.result()
+
+
+async def tamed(work: Awaitable[_T]) -> _T:
+    """Await work, its SystemExit and its like tamed: they would leave the task and stop the whole event loop."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as raised:
+        raise tame(raised) from raised
+
+
+def tame(raised: BaseException) -> Exception:
+    """An exception as one that tasks and futures carry like any other."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return StrayExit(f"{type(raised).__name__}: {raised}")
 
 
 def take_outcome(task: "asyncio.Future[Any]") -> None:

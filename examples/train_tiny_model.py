@@ -1,6 +1,6 @@
-"""Make the embedded model again, from nothing: its tokenizer, its weights, its card's figures. Seeded, on 2 cores.
+"""Make the embedded model again, from nothing: its tokenizer and its weights. Seeded; 20 minutes on 2 cores.
 
-    python examples/train_tiny_model.py --out /tmp/tiny --minutes 25
+    python examples/train_tiny_model.py --out /tmp/tiny
 
 It learns from conversations in which the environments' reference solutions act, rendered by the same `ChatFormat`
 that rollouts use; the loss is on the assistant's tokens only. Several conversations are packed behind one system
@@ -203,12 +203,12 @@ def train(
     model: Qwen3ForCausalLM,
     corpus: Sequence[Sequence[Conversation]],
     *,
-    seconds: float,
+    steps: int,
     rows: int,
     seed: int,
     out: Path,
 ) -> None:
-    """Train for a time, the learning rate warming up and then falling to nothing; short conversations come first."""
+    """Train, the learning rate warming up and then falling to nothing; short conversations come first."""
     rng = np.random.default_rng(seed)
     shares = np.asarray([course.share for course in COURSES])
     by_length = [sorted(conversations, key=lambda c: len(c.ids)) for conversations in corpus]
@@ -219,8 +219,9 @@ def train(
         torch.optim.Muon(matrices, lr=MUON_PEAK, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=ADAM_PEAK, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    began, step, means = time.monotonic(), 0, [math.nan] * len(corpus)
-    while (part := (time.monotonic() - began) / seconds) < 1.0:
+    began, means = time.monotonic(), [math.nan] * len(corpus)
+    for step in range(steps):
+        part = step / steps
         share = min(1.0, (step + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * part)) + 1e-3
         for optimizer, peak in zip(optimizers, (MUON_PEAK, ADAM_PEAK), strict=True):
             for group in optimizer.param_groups:
@@ -234,11 +235,10 @@ def train(
         for optimizer in optimizers:
             optimizer.step()
         means[course] = loss.item() if math.isnan(means[course]) else 0.95 * means[course] + 0.05 * loss.item()
-        step += 1
-        if step % 25 == 0:
+        if (step + 1) % 25 == 0:
             losses = " ".join(f"{mean:.4f}" for mean in means)
-            print(f"step {step} {time.monotonic() - began:.0f}s losses {losses} rate {share:.2f}", flush=True)
-        if step % 200 == 0:
+            print(f"step {step + 1} {time.monotonic() - began:.0f}s losses {losses} rate {share:.2f}", flush=True)
+        if (step + 1) % 200 == 0:
             save(model, out)
 
 
@@ -266,12 +266,13 @@ def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=25.0, help="of training")
+    parser.add_argument("--steps", type=int, default=1_250)
     parser.add_argument("--rows", type=int, default=6, help="packs a step")
     parser.add_argument("--conversations", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    torch.use_deterministic_algorithms(True)
 
     texts = []
     for course in COURSES:
@@ -293,7 +294,7 @@ def main() -> None:
 
     model = new_model(tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    train(model, corpus, seconds=args.minutes * 60, rows=args.rows, seed=args.seed, out=args.out)
+    train(model, corpus, steps=args.steps, rows=args.rows, seed=args.seed, out=args.out)
     save(model, args.out)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.report import summarize
 from toolgym.rollout.schedules import ScheduleName
-from toolgym.rollout.store import RunFolder
+from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import TrajectoryView, summary_table
 
@@ -63,14 +64,15 @@ def run(
     options = _env_options(env_option or [])
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
+    check_free(out)
     chat = load_chat_format(folder)
     sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
-        for vector in vectors:
+        for name, vector in zip(env, vectors, strict=True):
             stack.callback(vector.close)
-        config = {"model": model, "env_options": options, "tasks": tasks, "group_size": group, "seed": seed}
-        folder_out = RunFolder.create(out, {**config, "environments": env, "schedule": schedule})
+            if vector.tasks.size is not None and tasks > vector.tasks.size:
+                raise ConfigurationError(f"{name} has {vector.tasks.size} tasks: --tasks {tasks} is more")
         from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
 
         console = Console()
@@ -81,9 +83,11 @@ def run(
             Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)
             for vector, name in zip(vectors, env, strict=True)
         ]
-        folder_out.record("collectors", [collector.config() for collector in collectors])
-        _collect(console, collectors, tasks, group, folder_out)
-        console.print(summary_table(summarize(folder_out.trajectories()), folder_out.seconds))
+        settings = {"model": model, "env_options": options, "tasks": tasks, "group_size": group, "seed": seed}
+        configs = [collector.config() for collector in collectors]
+        run_folder = RunFolder.create(out, {**settings, "environments": env, "collectors": configs})
+        _collect(console, collectors, tasks, group, run_folder)
+        console.print(summary_table(summarize(run_folder.trajectories()), run_folder.seconds))
 
 
 @app.command()
@@ -137,7 +141,7 @@ def main() -> None:
 
 def _collect(console: Console, collectors: list[Collector], tasks: int, group: int, folder: RunFolder) -> None:
     for position, collector in enumerate(collectors):
-        count = Count(total=tasks * group)
+        count, began = Count(total=tasks * group), time.monotonic()
         with _progress(console) as progress:
             bar = progress.add_task(collector.env_id or "", total=count.total, solved=0, failed=0, tokens=0)
             for trajectory in collector.stream(tasks, group, first_index=position * tasks):
@@ -146,6 +150,7 @@ def _collect(console: Console, collectors: list[Collector], tasks: int, group: i
                 progress.update(
                     bar, completed=count.finished, solved=count.solved, failed=count.failed, tokens=count.sampled_tokens
                 )
+                folder.record("seconds", {**folder.seconds, collector.env_id or "": time.monotonic() - began})
 
 
 def _progress(console: Console) -> Progress:
@@ -188,7 +193,7 @@ def _env_options(pairs: list[str]) -> dict[str, Any]:
 
 def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:
     """The chat format that a run was made with, if its model is still there."""
-    model = folder.info["model"]
+    model = folder.info.get("model", "")
     try:
         return load_chat_format(TINY_MODEL if model == "tiny" else Path(model))
     except (ConfigurationError, TemplateRefused) as error:

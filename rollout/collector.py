@@ -1,25 +1,26 @@
 """`Collector`: runs a policy through a vector of tool environments and brings back exact trajectories."""
 
 import asyncio
+import contextlib
 import queue
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.policy import Completion, Policy, SampleRequest, Sampling
-from toolgym.envs.errors import ConfigurationError
+from toolgym.agents.policy import Policy, Sampling
+from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.tasks import Task
-from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.vector import ToolVectorEnv
 from toolgym.rollout.episode import EpisodePlan, EpisodeRun
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.openings import GroupOpening
 from toolgym.rollout.schedules import SCHEDULES, ScheduleName
 from toolgym.rollout.trajectory import Trajectory
+
+_STOPPING = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ class Collector:
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
         if self.seed < 0:
             raise ConfigurationError(f"expected a seed of 0 or more, actual {self.seed}")
+        longest = self._slots.envs[0].longest_call
+        if self.limits.step_timeout <= longest:
+            raise ConfigurationError(
+                f"Limits.step_timeout is {self.limits.step_timeout:g} s, but one tool call of the environment may take "
+                f"{longest:g} s: raise the one or lower the other, or slow tools count as failures of the environment"
+            )
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
             raise ConfigurationError(
@@ -116,17 +123,27 @@ class Collector:
         return sorted(self.stream(tasks, group_size, first_index=first_index), key=_place)
 
     def stream(self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0) -> Iterator[Trajectory]:
-        """Like `collect`, but yields each trajectory when it ends. Closing the iterator cancels what still runs."""
+        """Like `collect`, but yields each trajectory when it ends.
+
+        Closing the iterator cancels what still runs, and waits until it has ended.
+
+        Raises:
+            ToolgymError: (while iterating) the environments were closed, or somebody else uses them.
+        """
         plans = self._plans(tasks, group_size, first_index)
+        return self._stream(plans, group_size)
+
+    def _stream(self, plans: Sequence[EpisodePlan], group_size: int) -> Iterator[Trajectory]:
         arrived: queue.SimpleQueue[Trajectory | None] = queue.SimpleQueue()
-        running = self._slots.loop.submit(self._run(plans, group_size, arrived.put))
-        running.add_done_callback(lambda _: arrived.put(None))
+        loop = self._slots.loop
+        running = loop.run(_spawn(self._run(plans, group_size, arrived.put), lambda _: arrived.put(None)))
         try:
             while (trajectory := arrived.get()) is not None:
                 yield trajectory
-            running.result()
+            _raise_outcome(running)
         finally:
-            running.cancel()
+            with contextlib.suppress(ToolgymError, TimeoutError):  # the loop is closed already, or blocked
+                loop.run(_stop(running), timeout=2 * _STOPPING)
 
     async def acollect(
         self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
@@ -134,25 +151,28 @@ class Collector:
         """`collect`, awaited from any event loop."""
         return sorted([t async for t in self.astream(tasks, group_size, first_index=first_index)], key=_place)
 
-    async def astream(
+    def astream(
         self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
     ) -> AsyncIterator[Trajectory]:
         """`stream`, iterated from any event loop."""
         plans = self._plans(tasks, group_size, first_index)
+        return self._astream(plans, group_size)
+
+    async def _astream(self, plans: Sequence[EpisodePlan], group_size: int) -> AsyncIterator[Trajectory]:
         arrived: asyncio.Queue[Trajectory | None] = asyncio.Queue()
-        here = asyncio.get_running_loop()
+        here, loop = asyncio.get_running_loop(), self._slots.loop
 
         def put(trajectory: Trajectory | None) -> None:
             here.call_soon_threadsafe(arrived.put_nowait, trajectory)
 
-        running = self._slots.loop.submit(self._run(plans, group_size, put))
-        running.add_done_callback(lambda _: put(None))
+        running = await loop.call(_spawn(self._run(plans, group_size, put), lambda _: put(None)))
         try:
             while (trajectory := await arrived.get()) is not None:
                 yield trajectory
-            running.result()
+            _raise_outcome(running)
         finally:
-            running.cancel()
+            with contextlib.suppress(ToolgymError):  # the loop is closed already
+                await loop.call(_stop(running))
 
     def config(self) -> dict[str, Any]:
         """What a run was collected with, JSON-ready."""
@@ -193,26 +213,53 @@ class Collector:
 
     async def _run(self, plans: Sequence[EpisodePlan], group_size: int, emit: Callable[[Trajectory], None]) -> None:
         openings: dict[int, GroupOpening] = {}
-        live: weakref.WeakSet[GroupOpening] = weakref.WeakSet()
+        requests: set[asyncio.Task[Any]] = set()
+        ended = 0
 
-        def begin(env: ToolEnv, plan: EpisodePlan) -> EpisodeRun:
-            opening = openings.get(plan.task_index) or GroupOpening(self.policy, group_size)
-            live.add(opening)
+        async def begin(slot: int, plan: EpisodePlan) -> EpisodeRun:
             # Members begin in order: after the last one nobody asks for the group again.
-            openings[plan.task_index] = opening
-            if plan.member == group_size - 1:
-                del openings[plan.task_index]
+            known = openings.pop(plan.task_index, None)
+            opening = known or GroupOpening(self.policy, group_size, requests)
+            if plan.member < group_size - 1:
+                openings[plan.task_index] = opening
+            env = await self._slots.fresh(slot)
+            return EpisodeRun(env, self.chat, self.limits, plan, opening.sample)
 
-            async def sampler(request: SampleRequest) -> Completion:
-                return await opening.sample(request)
+        def count(trajectory: Trajectory) -> None:
+            nonlocal ended
+            ended += 1
+            emit(trajectory)
 
-            return EpisodeRun(env, self.chat, self.limits, plan, sampler)
+        with self._slots.held("a collection"):
+            try:
+                await SCHEDULES[self.schedule](self._slots.num_envs, plans, begin, count)
+            finally:
+                for request in requests:
+                    request.cancel()
+                if requests:
+                    await asyncio.wait(requests, timeout=1.0)
+        if ended != len(plans):
+            raise ToolgymError(f"{ended} of {len(plans)} trajectories came back: this is a bug of the collector's")
 
-        try:
-            await SCHEDULES[self.schedule](self._slots.envs, plans, begin, emit)
-        finally:
-            for opening in live:
-                opening.cancel()
+
+async def _spawn(
+    work: Coroutine[Any, Any, None], when_done: Callable[["asyncio.Task[None]"], None]
+) -> "asyncio.Task[None]":
+    task = asyncio.create_task(work)
+    task.add_done_callback(when_done)
+    return task
+
+
+async def _stop(task: "asyncio.Task[None]") -> None:
+    """Cancel a collection and wait until it has let go of its slots, for a bounded time."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=_STOPPING)
+
+
+def _raise_outcome(task: "asyncio.Task[None]") -> None:
+    if task.cancelled():
+        raise ToolgymError("the environments were closed while a collection ran")
+    task.result()
 
 
 def _place(trajectory: Trajectory) -> tuple[int, int]:

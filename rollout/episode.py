@@ -4,9 +4,10 @@
 raises (but for cancellation): whatever goes wrong ends this episode, with its kind, and no other.
 """
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.waiting import Overdue, within
 from toolgym.rollout.limits import Limits
+from toolgym.rollout.observations import fit
 from toolgym.rollout.seeds import environment_seed, sampling_seed
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
 
@@ -68,6 +70,7 @@ class EpisodeRun:
         self._prompt_ids: list[int] = []
         self._tool_calls = 0
         self._unparsed = 0
+        self._spent = 0.0
         self._began = time.monotonic()
 
     @property
@@ -87,12 +90,17 @@ class EpisodeRun:
         """Record an answer, act on it, and make the next prompt."""
         await self._guard("step", self._act(completion))
 
+    def cancel(self) -> None:
+        """Mark the episode as cancelled, unless it has ended."""
+        if not self.ended:
+            self._end(StopReason.CANCELLED)
+
     async def _open(self) -> None:
         options = {"task": self._plan.task}
         seed = environment_seed(self._plan.seed, self._plan.task_index)
         reset = self._env.areset(seed=seed, options=options)
         observation, _ = await self._within("reset", reset, self._limits.reset_timeout)
-        self.trajectory.messages = self._env.messages
+        self.trajectory.messages = observation
         self._prompt_ids = self._chat.open(observation, self._env.tools.schemas)
         if len(self._prompt_ids) >= self._limits.max_trajectory_tokens:
             await self._truncate(StopReason.PROMPT_TOO_LONG)
@@ -101,18 +109,17 @@ class EpisodeRun:
 
     async def _sample(self) -> Completion:
         turn = len(self.trajectory.turns)
-        room = self._limits.max_trajectory_tokens - len(self.trajectory)
         plan = self._plan
         request = SampleRequest(
             prompt_ids=self._prompt_ids,
-            max_tokens=min(self._limits.max_completion_tokens, room),
+            max_tokens=min(self._limits.max_completion_tokens, self._room),
             seed=sampling_seed(plan.seed, plan.task_index, plan.member, turn),
             sampling=plan.sampling,
             stop_token_ids=self._chat.stop_token_ids,
             task=plan.task,
             member=plan.member,
             turn=turn,
-            messages=self._env.messages,
+            messages=self.trajectory.messages,
         )
         return await self._within("sample", self._sampler(request), self._limits.sample_timeout)
 
@@ -123,47 +130,60 @@ class EpisodeRun:
             failure = Failure("token_mismatch", "sample", _difference(self._prompt_ids, completion.prompt_ids))
             self._end(StopReason.TOKEN_MISMATCH, failure)
             return
-        # Recorded before it is parsed, so that what was sampled is never lost.
-        prompt_tokens = len(self._prompt_ids)
-        self.trajectory.append(SegmentKind.ACTION, completion)
-        turn = Turn(completion.finish_reason, prompt_tokens, len(completion.token_ids))
-        self.trajectory.turns.append(turn)
         sampled = completion.token_ids.tolist()
-        number = len(self.trajectory.turns) - 1
-        said = self._chat.parse(sampled, self._prompt_ids)
-        said = said.with_call_ids(f"call_{self._plan.task_index}_{self._plan.member}_{number}_")
+        said = self._record(completion, sampled)
         if stopped := self._why_not(said, sampled, completion.finish_reason):
             await self._truncate(stopped, said)
             return
         self._tool_calls += len(said.tool_calls)
-        observation, reward, terminated, truncated, info = await self._within(
-            "step", self._env.astep(said), self._limits.step_timeout
-        )
-        self.trajectory.messages = self._env.messages
-        self.trajectory.turns[-1] = Turn(
-            turn.finish_reason, turn.prompt_tokens, turn.completion_tokens, info.get("calls", ()), reward
-        )
+        # Scoring an answer is not cut short by the episode's deadline: the model is done.
+        step = self._within("step", self._env.astep(said), self._limits.step_timeout, overtime=not said.tool_calls)
+        observation, reward, terminated, truncated, info = await step
+        self.trajectory.turns[-1] = replace(self.trajectory.turns[-1], calls=info.get("calls", ()), reward=reward)
         if terminated or truncated:
+            self.trajectory.messages += observation
             by_tool = StopReason.ENDED_BY_TOOL if said.tool_calls else StopReason.ANSWERED
             self._score(StopReason.ENDED_BY_ENVIRONMENT if truncated else by_tool, reward, info)
             return
         await self._extend(sampled, observation)
 
+    def _record(self, completion: Completion, sampled: list[int]) -> AssistantMessage:
+        """Record a turn before it is parsed, so that what was sampled is never lost; then parse it."""
+        self.trajectory.append(SegmentKind.ACTION, completion)
+        turn = Turn(completion.finish_reason, len(self._prompt_ids), len(sampled))
+        self.trajectory.turns.append(turn)
+        number = len(self.trajectory.turns) - 1
+        said = self._chat.parse(sampled, self._prompt_ids)
+        said = said.with_call_ids(f"call_{self._plan.task_index}_{self._plan.member}_{number}_")
+        self.trajectory.messages = (*self.trajectory.messages, said)
+        return said
+
     async def _extend(self, sampled: list[int], observation: Sequence[Message]) -> None:
-        delta = self._chat.extend(self._prompt_ids, sampled, observation)
-        if len(delta) > self._limits.max_observation_tokens:
-            await self._truncate(StopReason.OBSERVATION_TOO_LONG)
-        elif len(self.trajectory) + len(delta) >= self._limits.max_trajectory_tokens:
-            await self._truncate(StopReason.TRAJECTORY_BUDGET)
-        else:
-            self.trajectory.append(SegmentKind.OBSERVATION, delta)
-            self._prompt_ids = [*self._prompt_ids, *sampled, *delta]
+        def encode(messages: Sequence[Message]) -> list[int]:
+            return self._chat.extend(self._prompt_ids, sampled, messages)
+
+        # One token must be left to sample.
+        room = min(self._limits.max_observation_tokens, self._room - 1)
+        fitted = fit(observation, encode, room, self._limits.observation_keep)
+        if fitted is None:
+            full = room < self._limits.max_observation_tokens
+            self.trajectory.messages = (*self.trajectory.messages, *observation)
+            await self._truncate(StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
+            return
+        shown, delta = fitted
+        self.trajectory.messages = (*self.trajectory.messages, *shown)
+        self.trajectory.append(SegmentKind.OBSERVATION, delta)
+        self._prompt_ids = [*self._prompt_ids, *sampled, *delta]
+
+    @property
+    def _room(self) -> int:
+        """How many tokens are left of the trajectory."""
+        return self._limits.max_trajectory_tokens - len(self.trajectory)
 
     def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
         """Why a message is not acted on, if a limit says so."""
         if finish is FinishReason.LENGTH:
-            full = len(self.trajectory) >= self._limits.max_trajectory_tokens
-            return StopReason.TRAJECTORY_BUDGET if full else StopReason.COMPLETION_CUT
+            return StopReason.TRAJECTORY_BUDGET if self._room <= 0 else StopReason.COMPLETION_CUT
         if not said.tool_calls:
             return None
         parsed = any(isinstance(call, ToolCall) for call in said.tool_calls)
@@ -178,17 +198,16 @@ class EpisodeRun:
         return StopReason.TRAJECTORY_BUDGET if self._doomed(said, sampled) else None
 
     def _doomed(self, said: AssistantMessage, sampled: list[int]) -> bool:
-        """Whether the answers to a message's calls cannot fit, even if all of them are empty."""
-        room = self._limits.max_trajectory_tokens - len(self.trajectory) - 1
-        if room >= self._limits.max_observation_tokens:
+        """Whether the answers to a message's calls cannot fit, even if all of them are cut to nothing."""
+        if self._room - 1 >= self._limits.max_observation_tokens:
             return False
-        empty = [ToolMessage("", call.id, call.name) for call in said.tool_calls]
-        return len(self._chat.extend(self._prompt_ids, sampled, empty)) > room
+        marker = "[... 999999 characters cut ...]"  # what is left of an answer that is cut away
+        cut = [ToolMessage(marker, call.id, call.name) for call in said.tool_calls]
+        return len(self._chat.extend(self._prompt_ids, sampled, cut)) > self._room - 1
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
         """End the episode by a budget, and score what there is."""
         step = await self._within("score", self._env.atruncate(last), self._limits.step_timeout, overtime=True)
-        self.trajectory.messages = self._env.messages
         self._score(reason, step[1], step[4])
 
     def _score(self, reason: StopReason, reward: float, info: dict[str, Any]) -> None:
@@ -204,15 +223,20 @@ class EpisodeRun:
 
     async def _within(self, where: str, work: Awaitable[_T], limit: float, *, overtime: bool = False) -> _T:
         """Await within a limit and within what is left of the episode's time (unless in ``overtime``)."""
-        left = self._began + self._limits.episode_timeout - time.monotonic()
+        left = math.inf if overtime else self._limits.episode_timeout - self._spent
+        began = time.monotonic()
         try:
-            return await within(work, limit if overtime else min(limit, max(left, 0.0)))
+            return await within(work, min(limit, max(left, 0.0)))
         except Overdue as overdue:
-            if not overtime and left < limit:
+            if left < limit and self._env.running:
                 raise _Deadline from overdue
             if where == "sample":
-                raise PolicyFailure(f"no answer within {limit:g} s") from overdue
-            raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=f"{where}_timeout") from overdue
+                raise PolicyFailure(f"no answer within {min(limit, left):g} s") from overdue
+            text = f"{where} took over {min(limit, left):g} s"
+            raise EnvironmentFailure(text, kind=f"{where}_timeout") from overdue
+        finally:
+            # Its own waiting alone: what others take in a round of lockstep is not held against it.
+            self._spent += time.monotonic() - began
 
     async def _guard(self, where: str, work: Awaitable[_T]) -> _T | None:
         """Await a stage of the episode; whatever it raises ends the episode."""

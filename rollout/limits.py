@@ -1,8 +1,11 @@
 """The limits of an episode: one frozen object, checked when it is made."""
 
+import math
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from toolgym.envs.errors import ConfigurationError
+from toolgym.rollout.observations import Keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +18,14 @@ class Limits:
         max_parse_retries: how many times in a row a message in which no call can be parsed is answered with the reason.
         max_trajectory_tokens: prompt, completions and observations together.
         max_completion_tokens: of one turn.
-        max_observation_tokens: of one turn's new messages with their wrapper.
+        max_observation_tokens: of one turn's new messages with their wrapper. Longer tool output is cut until it fits
+            this and what is left of the trajectory, with a marker that says so.
+        observation_keep: which part of over-long tool output is kept: its ``"tail"`` (where tracebacks end), its
+            ``"head"``, or both ``"ends"``.
         reset_timeout: seconds to begin an episode.
         sample_timeout: seconds for one answer of the policy.
         step_timeout: seconds for all tool calls of one turn, scoring included.
-        episode_timeout: seconds for the whole episode.
+        episode_timeout: seconds that an episode may spend waiting for its policy, its environment and its tools.
 
     Raises:
         ConfigurationError: a value of zero or below, or a completion that could never fit its trajectory.
@@ -31,18 +37,27 @@ class Limits:
     max_trajectory_tokens: int = 4_096
     max_completion_tokens: int = 512
     max_observation_tokens: int = 1_024
+    observation_keep: Keep = "tail"
     reset_timeout: float = 120.0
     sample_timeout: float = 600.0
     step_timeout: float = 120.0
     episode_timeout: float = 1_800.0
 
     def __post_init__(self) -> None:
+        if self.observation_keep not in get_args(Keep):
+            raise ConfigurationError(
+                f"expected Limits.observation_keep among {', '.join(get_args(Keep))}, actual {self.observation_keep!r}"
+            )
         for entry in fields(self):
+            if entry.name == "observation_keep":
+                continue
             value = getattr(self, entry.name)
             if entry.type in (int, "int") and not isinstance(value, int):
                 raise ConfigurationError(f"expected Limits.{entry.name} as an int, actual {value!r}")
-            if not value > 0:
-                raise ConfigurationError(f"expected Limits.{entry.name} above 0, actual {value}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigurationError(f"expected Limits.{entry.name} as a number, actual {value!r}")
+            if not 0 < value < math.inf:
+                raise ConfigurationError(f"expected Limits.{entry.name} above 0 and finite, actual {value}")
         for part in ("max_completion_tokens", "max_observation_tokens"):
             if getattr(self, part) > self.max_trajectory_tokens:
                 raise ConfigurationError(

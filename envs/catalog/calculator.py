@@ -146,14 +146,17 @@ def _bounded(number: float | Fraction) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """An integer as such, a finite decimal as a decimal, any other fraction as ``numerator/denominator``."""
+    """An integer as such, a finite decimal as a decimal, any other fraction as ``numerator/denominator``; exactly."""
     if value.denominator == 1:
         return str(value.numerator)
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return format(float(value), ".15g") if rest == 1 else f"{value.numerator}/{value.denominator}"
+    places, rest = 0, value.denominator
+    while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
+        rest //= 10 if rest % 10 == 0 else 5 if rest % 5 == 0 else 2
+        places += 1
+    if rest > 1:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 def make_vec(**options: Any) -> ToolVectorEnv:

@@ -116,6 +116,9 @@ def test_a_list_of_tasks_has_bounds(index: int) -> None:
         ("+5", "5"),
         (" 12 ", "12"),
         ("9999999999 * 9999999999", "99999999980000000001"),
+        ("99999999999999999 / 2", "49999999999999999.5"),
+        ("-1 / 800", "-0.00125"),
+        ("1e300 * 1e300 / 1e299 + 0.5", "1" + "0" * 301 + ".5"),
     ],
 )
 def test_expressions_have_exact_values(expression: str, value: str) -> None:
@@ -169,6 +172,9 @@ def test_any_text_has_a_value_or_is_refused(text: str) -> None:
         ("\u22125", -5),
         ("v2 is out", None),
         ("-3, or 10-5", 5),
+        ("10,20,30", 30),
+        ("1,234,567", 1234567),
+        ("9" * 5_000, None),
     ],
 )
 def test_the_last_number_of_a_text(text: str, number: Any) -> None:

@@ -1,6 +1,7 @@
 """Whatever a tool does, its call is answered in time, in order, and nothing is left running."""
 
 import asyncio
+import functools
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolgym.envs import EnvironmentFailure, InvalidToolCall, ToolCall, ToolError, Toolset, tool
-from toolgym.envs.execution import CallStatus, ToolRunner, as_text, cut_middle
+from toolgym.envs.execution import CallStatus, Executor, ToolRunner, as_text, cut_middle
 
 release = threading.Event()
 
@@ -83,9 +84,39 @@ def breaks() -> None:
     raise EnvironmentFailure("the box died", kind="box_died")
 
 
+def endless() -> Any:
+    return (k for k in iter(int, 1))
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def mute() -> Any:
+    return Mute()
+
+
+@functools.wraps(ok_async)
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    return ok_async(*args, **kwargs)
+
+
+wrapped.__name__ = "wrapped"
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def speechless() -> None:
+    raise Speechless
+
+
 TOOLS: tuple[Callable[..., Any], ...] = (
     ok, ok_async, raises, told, exits, exits_async, interrupts, stops, cancels, late, hangs, sleeps, clings, floods,
-    breaks,
+    breaks, endless, mute, wrapped, speechless,
 )  # fmt: skip
 
 
@@ -93,12 +124,13 @@ def run(
     *calls: ToolCall | InvalidToolCall, then: Callable[[ToolRunner], Coroutine[Any, Any, Any]] | None = None
 ) -> Any:
     async def main() -> Any:
-        runner = ToolRunner(Toolset(TOOLS), timeout=10, max_output_chars=1_000)
+        executor = Executor()
+        runner = ToolRunner(Toolset(TOOLS), executor, timeout=10, max_output_chars=1_000)
         try:
             return await runner.run(calls)
         finally:
             release.set()
-            await runner.aclose()
+            await executor.aclose()
             release.clear()
 
     return asyncio.run(main())
@@ -122,7 +154,11 @@ def call(name: str, **arguments: Any) -> ToolCall:
         (call("exits_async"), CallStatus.RAISED, "SystemExit: 3"),
         (call("interrupts"), CallStatus.RAISED, "KeyboardInterrupt"),
         (call("stops"), CallStatus.RAISED, "StopIteration"),
-        (call("cancels"), CallStatus.RAISED, "cancels was cancelled"),
+        (call("cancels"), CallStatus.RAISED, "cancelled, though nobody had asked for it"),
+        (call("endless"), CallStatus.RAISED, "the tool returned a generator, which may have no end"),
+        (call("mute"), CallStatus.RAISED, "Error: ValueError: no text"),
+        (call("wrapped", x=7), CallStatus.OK, "async 7"),
+        (call("speechless"), CallStatus.RAISED, "Error: Speechless"),
         (call("late"), CallStatus.RAISED, "Error: TimeoutError: of its own"),
         (call("hangs"), CallStatus.TIMEOUT, "hangs timed out after 0.05 seconds"),
         (call("sleeps"), CallStatus.TIMEOUT, "sleeps timed out after 0.05 seconds"),
@@ -149,9 +185,10 @@ def test_calls_of_one_message_run_together_and_are_answered_in_their_order() -> 
         return x
 
     async def main() -> list[str]:
-        runner = ToolRunner(Toolset([meets]), timeout=10, max_output_chars=100)
+        executor = Executor()
+        runner = ToolRunner(Toolset([meets]), executor, timeout=10, max_output_chars=100)
         results = await runner.run([call("meets", x=x) for x in (3, 1, 2)])
-        await runner.aclose()
+        await executor.aclose()
         return [result.message.content for result in results]
 
     assert asyncio.run(main()) == ["3", "1", "2"]
@@ -182,9 +219,11 @@ def test_a_tool_that_never_returns_is_named_at_close() -> None:
         stop.wait(30)
 
     async def main() -> None:
-        runner = ToolRunner(Toolset([stubborn]), timeout=1, max_output_chars=100)
+        executor = Executor()
+        runner = ToolRunner(Toolset([stubborn]), executor, timeout=1, max_output_chars=100)
         await runner.run([call("stubborn")])
-        await runner.aclose(grace=0.05)
+        assert executor.busy == ["tool stubborn"]
+        await executor.aclose(grace=0.05)
 
     with pytest.warns(ResourceWarning, match="tool stubborn"):
         asyncio.run(main())

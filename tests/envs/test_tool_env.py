@@ -1,9 +1,11 @@
 """A tool environment is a Gymnasium environment, and its failures are never rewards."""
 
 import asyncio
+import threading
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -197,7 +199,7 @@ class Faulty(GuessEnv):
     async def _fail(self) -> Any:
         if isinstance(self.what, BaseException):
             raise self.what
-        if self.what == "hang":
+        if isinstance(self.what, str) and self.what == "hang":
             await asyncio.sleep(60)
         return self.what
 
@@ -208,6 +210,9 @@ class Faulty(GuessEnv):
         (ValueError("x"), "raised"),
         (EnvironmentFailure("x", kind="box_died"), "box_died"),
         (ConfigurationError("x"), "raised"),
+        (SystemExit(3), "raised"),
+        (KeyboardInterrupt(), "raised"),
+        (asyncio.CancelledError(), "raised"),
         ("hang", "timeout"),
     ],
 )
@@ -223,11 +228,11 @@ def test_hooks_that_fail_are_failures_with_a_kind(where: str, what: Any, kind: s
     env.close()
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", {"a": float("nan")}, None])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", {"a": float("nan")}, None, Score({"a": 1}, {"a": float("nan")}), np.ones(3), 10**400, {"a": 1e308, "b": 1e308}])  # fmt: skip  # noqa: E501
 def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: Any) -> None:
     env = Faulty("score", reward)
     env.reset()
-    with pytest.raises(EnvironmentFailure, match="not finite") as caught:
+    with pytest.raises(EnvironmentFailure, match="not a finite number") as caught:
         env.step(say("done"))
     assert caught.value.kind == "bad_reward"
     env.close()
@@ -246,6 +251,62 @@ def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: Any) -> None
 def test_options_out_of_range_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         GuessEnv(**options)
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(1), np.bool_(True), np.array(1), Score({"a": 2}, {"a": 0.5})])
+def test_numbers_of_all_kinds_are_rewards(reward: Any) -> None:
+    env = Faulty("score", reward)
+    env.reset()
+    assert env.step(say("done"))[1] == 1.0
+    env.close()
+
+
+def test_weights_must_name_components() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown components \{'b'\}"):
+        Score({"a": 1.0}, {"b": 1.0})
+
+
+@pytest.mark.parametrize("where", ["setup", "score"])
+def test_plain_hooks_may_block_and_are_bounded(where: str) -> None:
+    release = threading.Event()
+
+    class Blocking(GuessEnv):
+        def setup(self, task: Task) -> Any:
+            return where == "setup" and release.wait(20)
+
+        def score(self, episode: Episode) -> Any:
+            return float(where == "score" and release.wait(20))
+
+    env = Blocking(hook_timeout=0.05)
+    with pytest.raises(EnvironmentFailure, match=r"took over 0\.05 s"):  # noqa: PT012 - which raises depends on the case
+        env.reset()
+        env.step(say("done"))
+    release.set()
+    env.close()
+
+
+def test_a_tool_of_an_earlier_episode_never_acts_in_a_later_one() -> None:
+    release = threading.Event()
+
+    class Late(GuessEnv):
+        acted = 0
+
+        @tool(timeout=0.02)
+        def slow(self) -> str:
+            release.wait(20)
+            self.acted += 1
+            return "late"
+
+    env = Late()
+    env.reset()
+    assert env.step(say("", ("slow", {})))[4]["calls"] == ("timeout",)
+    with pytest.raises(EnvironmentFailure, match=r"still running from an earlier episode: .*tool slow") as caught:
+        env.reset()
+    assert caught.value.kind == "still_busy"
+    release.set()
+    env.reset()  # it has ended, so nothing of it can act any more
+    assert (env.acted, env.busy) == (1, [])
+    env.close()
 
 
 def test_an_environment_without_a_score_is_refused_when_it_is_made() -> None:

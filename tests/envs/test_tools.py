@@ -1,6 +1,7 @@
 """What an author of tools is promised: schemas from hints and docstrings, checked arguments, clear refusals."""
 
 import enum
+import functools
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgym.envs import ConfigurationError, Tool, ToolError, Toolset, tool
+from toolgym.envs.tools import ToolOptions
 
 
 class Colour(enum.Enum):
@@ -125,6 +127,36 @@ def test_a_function_that_makes_no_tool_is_refused_with_the_reason(function: Any,
         Tool(function)
 
 
+def test_pydantic_fields_say_more_about_arguments() -> None:
+    def grade(
+        n: int = pydantic.Field(3, ge=1), why: Annotated[str, pydantic.Field(description="a reason")] = ""
+    ) -> str:
+        return f"{n} {why}"
+
+    made = Tool(grade)
+    assert made.validate({}) == {"n": 3, "why": ""}
+    assert made.schema["function"]["parameters"]["properties"]["why"]["description"] == "a reason"
+    with pytest.raises(ToolError, match="n: Input should be greater than or equal to 1"):
+        made.validate({"n": 0})
+
+
+class Callable_:
+    """A callable object."""
+
+    async def __call__(self, x: int) -> int:
+        """Take x."""
+        return x
+
+
+def test_partials_and_callable_objects_are_tools() -> None:
+    partial = Tool(functools.partial(paint, mode="b"))
+    assert partial.name == "paint"
+    assert partial.validate({"colour": "red", "at": {"x": 1, "y": 2}})["mode"] == "b"
+    made = Tool(Callable_(), ToolOptions(name="take"))
+    assert (made.name, made.is_async, made.description) == ("take", True, "Take x.")
+    assert made.validate({"x": "3"}) == {"x": 3}
+
+
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="two tools are named 'paint'"):
         Toolset([paint, paint])
@@ -175,10 +207,20 @@ class Derived(Base):
     def loose(x: int) -> int:
         return x
 
+    @tool
+    @staticmethod
+    def upside_down(x: int) -> int:
+        return x
+
+    @tool
+    @classmethod
+    def of_class(cls, x: int) -> int:
+        return x
+
 
 def test_only_marked_methods_are_tools() -> None:
     found = Toolset.of(Derived())
-    assert list(found) == ["inherited", "replaced", "renamed", "loose"]
+    assert list(found) == ["inherited", "replaced", "renamed", "loose", "upside_down", "of_class"]
     assert found["replaced"].function() == 2
     assert found["renamed"].options.ends_episode
 

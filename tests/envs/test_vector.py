@@ -1,5 +1,6 @@
 """A vector of tool environments keeps Gymnasium's vector contract, and slots do not touch each other."""
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -228,13 +229,117 @@ def test_a_mask_that_is_none_is_refused(mask: Any) -> None:
     venv.close()
 
 
+class FlakyEnv(CountEnv):
+    """Its setup fails every other time."""
+
+    tries = 0
+
+    def setup(self, task: Task) -> None:
+        self.tries += 1
+        if self.tries % 2 == 0:
+            raise OSError("no disk")
+        self.count = 0
+
+
+def test_a_reset_that_fails_under_same_step_is_tried_again_and_holds_up_nobody() -> None:
+    venv = ToolVectorEnv([CountEnv, FlakyEnv], autoreset_mode=AutoresetMode.SAME_STEP)
+    venv.reset(seed=0)
+    _, rewards, _, _, infos = venv.step([UP, DONE])
+    assert infos["final_info"]["solved"][1] in (True, False)
+    assert infos["failure"][1].where == "reset"
+    assert not np.isnan(rewards[1])
+    observations, _, _, truncations, infos = venv.step([UP, UP])
+    assert "count to" in observations[1][0].content
+    assert not truncations[1]
+    assert "failure" not in infos
+    venv.close()
+
+
+def test_a_reset_that_fails_under_next_step_has_no_reward() -> None:
+    venv = ToolVectorEnv([FlakyEnv], autoreset_mode=AutoresetMode.NEXT_STEP)
+    venv.reset(seed=0)
+    venv.step([DONE])
+    _, rewards, _, truncations, infos = venv.step([UP])
+    assert np.isnan(rewards[0])
+    assert truncations[0]
+    assert infos["failure"][0].kind == "setup_raised"
+    assert venv.step([UP])[3].tolist() == [False]
+    venv.close()
+
+
+def test_what_ends_processes_and_tasks_ends_one_slot() -> None:
+    class Exits(CountEnv):
+        async def setup(self, task: Task) -> None:
+            if task.id == "exit":
+                sys.exit(3)
+            if task.id == "cancel":
+                raise asyncio.CancelledError
+
+        async def score(self, episode: Episode) -> float:
+            sys.exit(4)
+
+    venv = ToolVectorEnv([Exits] * 3)
+    _, infos = venv.reset(options={"tasks": [Task("exit", ""), Task("cancel", ""), Task("fine", "")]})
+    assert infos["_failure"].tolist() == [True, True, False]
+    venv.send([DONE], [2])
+    *_, infos, _ = venv.recv()
+    assert infos["failure"][0].kind == "score_raised"
+    venv.close()
+
+
+def test_a_slot_with_a_tool_that_cannot_be_stopped_gets_a_new_environment() -> None:
+    release = threading.Event()
+
+    class Stuck(CountEnv):
+        @tool(timeout=0.02)
+        def stick(self) -> int:
+            """Hang."""
+            release.wait(30)
+            self.count += 1_000
+            return self.count
+
+    venv = ToolVectorEnv([Stuck] * 2)
+    ask(venv, 1, 1)
+    old = venv.envs[0]
+    venv.step([AssistantMessage("", (ToolCall("stick", {}),)), UP])
+    ask(venv, 1, 1)
+    assert venv.envs[0] is not old
+    release.set()
+    venv.step([UP, UP])
+    assert venv.step([DONE, DONE])[1].tolist() == [1.0, 1.0]
+    venv.close()
+
+
+def test_closing_ends_even_if_a_tool_blocks_the_loop() -> None:
+    began, release = threading.Event(), threading.Event()
+
+    class Blocks(CountEnv):
+        @tool
+        async def block(self) -> bool:
+            """Block, as no coroutine may."""
+            began.set()
+            return release.wait(60)
+
+    venv = ToolVectorEnv([Blocks])
+    venv.reset()
+    venv.send([AssistantMessage("", (ToolCall("block", {}),))], [0])
+    assert began.wait(20)
+    with pytest.warns(ResourceWarning, match="blocked by code that does not await"):
+        venv.close()
+    release.set()
+
+
 def test_wrong_numbers_of_things_are_refused() -> None:
     venv = vector()
-    venv.reset(seed=[1, None, 3])
+    with pytest.raises(ResetNeededError, match="no episode has begun"):
+        venv.step([None] * 3)
+    venv.reset(seed=[np.int64(1), None, 3])  # type: ignore[list-item]
     for wrong, said in (
         (lambda: venv.step([UP]), "expected 3 actions"),
         (lambda: venv.step([UP, "text", None]), "actual by slot: {1: 'str'}"),
         (lambda: venv.reset(seed=[1, 2]), "expected 3 seeds"),
+        (lambda: venv.reset(seed=-5), "expected seeds of 0 or more"),
+        (lambda: vector(autoreset_mode="next_step"), "expected an autoreset_mode among NextStep"),
         (lambda: venv.reset(options={"tasks": ["x", None, None]}), "expected 3 Tasks or Nones"),
         (lambda: venv.send([UP], [7]), "idle slots below 3"),
         (lambda: venv.send([UP, UP], [1, 1]), "each once"),

@@ -1,6 +1,7 @@
 """Environments and policies that behave as told."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ class EchoEnv(ToolEnv):
             raise EnvironmentFailure("the box died", kind="box_died")
         if self.trouble == "tool hangs":
             await asyncio.sleep(60)
+        if self.trouble == "slow tool":
+            await asyncio.sleep(0.4)
         return text
 
     @tool(ends_episode=True)
@@ -64,11 +67,22 @@ def vector(slots: int = 4, **options: Any) -> ToolVectorEnv:
     return ToolVectorEnv.of(EchoEnv, num_envs=slots, **options)
 
 
+class JitteryPolicy(ScriptedPolicy):
+    """Answers after some turns of the loop, drawn by seed, so that episodes interleave in many ways."""
+
+    _rng = random.Random(0)
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        for _ in range(self._rng.randrange(6)):
+            await asyncio.sleep(0)
+        return await super().sample(request)
+
+
 class TroubledPolicy:
     """Says what a script says, but is in trouble whenever ``trouble(request)`` says so."""
 
     def __init__(
-        self, chat: ChatFormat, script: Script, trouble: Callable[[SampleRequest], Exception | str | None]
+        self, chat: ChatFormat, script: Script, trouble: Callable[[SampleRequest], BaseException | str | None]
     ) -> None:
         self._inner, self._trouble = ScriptedPolicy(chat, script), trouble
         self.requests: list[SampleRequest] = []
@@ -76,7 +90,7 @@ class TroubledPolicy:
     async def sample(self, request: SampleRequest) -> list[Completion]:
         self.requests.append(request)
         match self._trouble(request):
-            case Exception() as error:
+            case BaseException() as error:
                 raise error
             case "hang":
                 await asyncio.sleep(60)

@@ -8,6 +8,7 @@ from helpers import echo_twice, vector
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.scripted_policy import ScriptedPolicy
+from toolgym.envs import AssistantMessage
 from toolgym.rollout import cli
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.store import RunFolder
@@ -31,7 +32,7 @@ CALCULATOR = "toolgym/Calculator-v0"
         (["nomodule:x-v0"], "No module named 'nomodule'"),
         (["CartPole-v1"], "is not a tool environment"),
         ([CALCULATOR, "--model", "/nowhere"], "no model folder at /nowhere"),
-        ([CALCULATOR, "--max-turns", "0"], "expected Limits.max_turns above 0, actual 0"),
+        ([CALCULATOR, "--max-turns", "0"], "expected Limits.max_turns above 0 and finite, actual 0"),
         ([CALCULATOR, "--max-completion-tokens", "-5"], "expected Limits.max_completion_tokens above 0"),
         ([CALCULATOR, "--max-trajectory-tokens", "0"], "Limits"),
         ([CALCULATOR, "--tasks", "0"], "greater than or equal to 1"),
@@ -78,7 +79,7 @@ def test_show_prints_the_table_of_a_run(
 ) -> None:
     assert toolgym(monkeypatch, "show", run) == 0
     shown = capsys.readouterr().out
-    for part in ("EchoEnv", "2 (67%)", "answered 2", "environment_failure 1", "box_died 1", "tokens/s"):
+    for part in ("EchoEnv", "2 (67%)", "answered 2", "environment_failure 1", "box_died 1", "tokens/s", "0 mismatches"):
         assert part in shown
 
 
@@ -121,6 +122,22 @@ def test_show_finds_failures_and_refuses_unknown_ids(
     assert "no trajectory '7.7'" in capsys.readouterr().err
     assert toolgym(monkeypatch, "show", run / "nowhere") == 2
     assert "no run in" in capsys.readouterr().err
+
+
+def test_control_characters_of_models_and_tools_cannot_paint_over_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], chat: ChatFormat, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", {})
+    envs = vector()
+    evil = ScriptedPolicy(chat, lambda request, member: AssistantMessage("\x1b[31mred\x1b[2J\x9b1m"))
+    for trajectory in Collector(envs, evil, chat).collect(1):
+        folder.append(trajectory)
+    envs.close()
+    assert toolgym(monkeypatch, "show", folder.path, "0.0") == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+    assert "\u241b[31mred" in shown
 
 
 def test_envs_lists_what_is_registered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,15 +8,27 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from helpers import EchoEnv, TroubledPolicy, call, echo_twice, vector
+from helpers import EchoEnv, JitteryPolicy, TroubledPolicy, call, echo_twice, vector
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.policy import FinishReason, PolicyFailure, SampleRequest
 from toolgym.agents.scripted_policy import Script, ScriptedPolicy
-from toolgym.envs import AssistantMessage, ConfigurationError, Task, ToolCall, ToolMessage, ToolVectorEnv, tool
+from toolgym.envs import (
+    AssistantMessage,
+    ConfigurationError,
+    Task,
+    ToolCall,
+    ToolgymError,
+    ToolMessage,
+    ToolVectorEnv,
+    tool,
+)
 from toolgym.envs.catalog import calculator, ledger
 from toolgym.rollout.collector import Collector, Progress
 from toolgym.rollout.limits import Limits
+from toolgym.rollout.observations import fit
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
 
 SOLVERS = {"toolgym/Calculator-v0": calculator.solve, "toolgym/Ledger-v0": ledger.solve}
@@ -42,7 +54,7 @@ def test_overlap_and_lockstep_give_equal_trajectories(chat: ChatFormat, env_id: 
 
     envs = gymnasium.make_vec(env_id, num_envs=64)
     both = [
-        Collector(envs, ScriptedPolicy(chat, script), chat, schedule=schedule, seed=5).collect(200, 4)  # type: ignore[arg-type]
+        Collector(envs, JitteryPolicy(chat, script), chat, schedule=schedule, seed=5).collect(200, 4)  # type: ignore[arg-type]
         for schedule in ("overlap", "lockstep")
     ]
     envs.close()
@@ -122,7 +134,7 @@ LONG = "7" * 200  # tokens: the embedded model's tokenizer has one a digit
         (says(call()), {"max_turns": 3}, StopReason.MAX_TURNS, 3),
         (says(call()), {"max_tool_calls": 2}, StopReason.MAX_TOOL_CALLS, 3),
         (says(AssistantMessage(LONG)), {"max_completion_tokens": 20}, StopReason.COMPLETION_CUT, 1),
-        (says(call(text=LONG)), {"max_observation_tokens": 100}, StopReason.OBSERVATION_TOO_LONG, 1),
+        (says(call(text=LONG)), {"max_observation_tokens": 10}, StopReason.OBSERVATION_TOO_LONG, 1),
         (says(call()), {"max_trajectory_tokens": 10}, StopReason.PROMPT_TOO_LONG, 0),
         (says(call()), {"max_trajectory_tokens": 500}, StopReason.TRAJECTORY_BUDGET, None),
         (says("<tool_call>{</tool_call>"), {"max_parse_retries": 2}, StopReason.UNPARSABLE, 3),
@@ -154,19 +166,60 @@ def test_what_was_sampled_is_kept_even_if_it_is_not_acted_on(chat: ChatFormat) -
     assert trajectory.input_ids[trajectory.loss_mask].tolist() == chat.write(call(text="last words"))
 
 
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [("tail", lambda text: text.endswith("89")), ("head", lambda text: text.startswith("01")), ("ends", None)],
+)
+def test_over_long_output_is_cut_in_tokens_and_comes_back_to_the_model(
+    chat: ChatFormat, keep: Any, left: Callable[[str], bool] | None
+) -> None:
+    text = "0123456789" * 20
+    limits = Limits(max_observation_tokens=100, observation_keep=keep)
+    (trajectory,) = collect(chat, says(call(text=text), AssistantMessage("done")), limits=limits)
+    assert trajectory.solved
+    segment = trajectory.segments[2]
+    assert 95 < segment.end - segment.start <= 100  # as much as fits
+    shown = next(m.content for m in trajectory.messages if isinstance(m, ToolMessage))
+    assert shown in chat.decode(trajectory.input_ids[segment.start : segment.end].tolist())
+    kept = sum(character.isdigit() for character in shown.replace(shown[shown.index("[") : shown.index("]")], ""))
+    assert f"[... {200 - kept} characters cut ...]" in shown
+    assert left(shown) if left else shown.startswith("01") and shown.endswith("89")
+
+
+@given(texts=st.lists(st.text(max_size=200), min_size=1, max_size=3), room=st.integers(0, 300), keep=st.sampled_from(["head", "tail", "ends"]))  # fmt: skip  # noqa: E501
+def test_cutting_always_ends_and_never_exceeds_its_room(texts: list[str], room: int, keep: Any) -> None:
+    messages = [ToolMessage(text) for text in texts]
+    encodings = 0
+
+    def encode(shown: Any) -> list[int]:
+        nonlocal encodings
+        encodings += 1
+        return [0] * sum(5 + len(message.content.encode()) for message in shown)
+
+    fitted = fit(messages, encode, room, keep)
+    assert encodings <= 10
+    if fitted is None:
+        assert len(encode(messages)) > room
+        return
+    shown, ids = fitted
+    assert len(ids) == len(encode(shown)) <= room
+    assert len(shown) == len(messages)
+
+
 def test_no_call_is_made_whose_answer_cannot_fit(chat: ChatFormat) -> None:
-    sampled, envs = chat.write(call()), vector(1)
-    (opening,) = Collector(envs, ScriptedPolicy(chat, says(AssistantMessage("done"))), chat).collect(1)
-    prompt = opening.segments[0].end
     whole = collect(chat, says(call(), AssistantMessage("done")))[0]
-    delta = whole.segments[2].end - whole.segments[2].start
-    for room, ran in ((delta - 1, False), (delta + 1, True)):  # "x" is one token: one more than the bare wrapper
-        total = prompt + len(sampled) + room
-        limits = Limits(max_trajectory_tokens=total, max_completion_tokens=100, max_observation_tokens=total)
+    asked = whole.segments[1].end
+    outcomes = set()
+    for room in range(1, 80):
+        limits = Limits(
+            max_trajectory_tokens=asked + room, max_completion_tokens=asked, max_observation_tokens=asked + room
+        )
         (trajectory,) = collect(chat, says(call(), AssistantMessage("done")), limits=limits)
-        assert (trajectory.turns[0].calls == ("ok",)) is ran
-        assert trajectory.stop_reason is StopReason.TRAJECTORY_BUDGET
-    envs.close()
+        ran = bool(trajectory.turns[0].calls)
+        assert len(trajectory.turns) == (2 if ran else 1), "a call that is run is read by the model"
+        assert len(trajectory) <= limits.max_trajectory_tokens
+        outcomes.add((ran, trajectory.stop_reason))
+    assert outcomes == {(False, StopReason.TRAJECTORY_BUDGET), (True, StopReason.ANSWERED)}
 
 
 def test_calls_that_cannot_be_parsed_are_answered_and_good_ones_run(chat: ChatFormat) -> None:
@@ -182,7 +235,6 @@ TROUBLE = {
     "setup raises": ("setup_raised", "reset"),
     "setup hangs": ("reset_timeout", "reset"),
     "tool breaks": ("box_died", "step"),
-    "tool hangs": ("step_timeout", "step"),
     "score raises": ("score_raised", "step"),
     "score hangs": ("step_timeout", "step"),
 }
@@ -195,7 +247,7 @@ def test_a_failing_environment_is_a_failure_with_a_kind_and_touches_no_other(
     chat: ChatFormat, trouble: str, schedule: Any
 ) -> None:
     def collected(bad: Callable[[int], str | None]) -> list[Trajectory]:
-        envs = vector(trouble=bad)
+        envs = vector(trouble=bad, tool_timeout=0.1)
         found = Collector(envs, ScriptedPolicy(chat, echo_twice), chat, QUICK, schedule=schedule).collect(8, 2)
         envs.close()
         return found
@@ -219,6 +271,8 @@ def test_a_failing_environment_is_a_failure_with_a_kind_and_touches_no_other(
     [
         (PolicyFailure("engine dead"), "policy_failure", "engine dead"),
         (RuntimeError("oops"), "sample_raised", "RuntimeError: oops"),
+        (SystemExit(3), "sample_raised", "SystemExit: 3"),
+        (asyncio.CancelledError(), "sample_raised", "nobody had asked for it"),
         ("hang", "policy_failure", "no answer within 0.2 s"),
         ("too few", "policy_failure", "completions for"),
         ("misfed", "token_mismatch", "they part at"),
@@ -233,7 +287,7 @@ def test_a_failing_policy_is_a_failure_with_a_kind_and_touches_no_other(
         alone = request.task.data["k"] == 2 and request.turn == 1 and request.member == 1
         return trouble if group or alone else None
 
-    envs = vector()
+    envs = vector(tool_timeout=0.1)
     policy = TroubledPolicy(chat, echo_twice, bad)
     trajectories = Collector(envs, policy, chat, QUICK, schedule=schedule).collect(4, 2)
     envs.close()
@@ -248,6 +302,120 @@ def test_a_failing_policy_is_a_failure_with_a_kind_and_touches_no_other(
         assert trajectory.reward is None
         mismatch = kind == "token_mismatch"
         assert trajectory.stop_reason is (StopReason.TOKEN_MISMATCH if mismatch else StopReason.POLICY_FAILURE)
+
+
+def test_a_tool_that_hangs_is_told_to_the_model(chat: ChatFormat) -> None:
+    envs = vector(trouble=lambda k: "tool hangs", tool_timeout=0.05)
+    (trajectory,) = Collector(envs, ScriptedPolicy(chat, echo_twice), chat).collect(1)
+    envs.close()
+    assert trajectory.solved
+    assert [turn.calls for turn in trajectory.turns] == [("timeout",), ("timeout",), ()]
+
+
+def test_tools_may_not_take_longer_than_a_step(chat: ChatFormat) -> None:
+    envs = vector(tool_timeout=300)
+    with pytest.raises(ConfigurationError, match=r"step_timeout is 120 s, but one tool call .* may take 300 s"):
+        Collector(envs, ScriptedPolicy(chat, echo_twice), chat)
+    envs.close()
+
+
+def test_one_bad_sample_of_a_group_fails_its_member_alone(chat: ChatFormat) -> None:
+    def bad(request: SampleRequest) -> Exception | None:
+        wrong = request.turn == 0 and (request.n > 1 or request.member == 2)
+        return PolicyFailure("half a logprob") if wrong else None
+
+    envs = vector()
+    trajectories = Collector(envs, TroubledPolicy(chat, echo_twice, bad), chat).collect(1, 4)
+    envs.close()
+    assert [t.solved for t in trajectories] == [True, True, False, True]
+
+
+def test_the_same_in_lockstep_whatever_the_neighbours_take(chat: ChatFormat) -> None:
+    """Waiting for others in a round is not held against an episode's own time."""
+    envs = vector(trouble=lambda k: "slow tool" if k == 0 else None)
+    limits = Limits(episode_timeout=0.5)
+    first, second = Collector(envs, ScriptedPolicy(chat, echo_twice), chat, limits, schedule="lockstep").collect(2)
+    envs.close()
+    assert first.stop_reason is StopReason.EPISODE_DEADLINE
+    assert second.solved
+
+
+def test_slots_have_one_user_at_a_time(chat: ChatFormat) -> None:
+    envs = vector(2, trouble=lambda k: "tool hangs" if k > 0 else None)
+    collector = Collector(envs, ScriptedPolicy(chat, echo_twice), chat)
+    stream = collector.stream(4)
+    next(stream)
+    for use in (envs.reset, lambda: envs.step([None, None]), lambda: collector.collect(1)):
+        with pytest.raises(ToolgymError, match="used by a collection"):
+            use()  # type: ignore[operator]
+    stream.close()  # type: ignore[attr-defined]
+    envs.reset()
+    envs.close()
+
+
+def test_closing_the_environments_ends_a_collection_with_an_error(chat: ChatFormat) -> None:
+    envs = vector(2, trouble=lambda k: "tool hangs" if k > 0 else None)
+    stream = Collector(envs, ScriptedPolicy(chat, echo_twice), chat).stream(4)
+    finished = [next(stream)]
+    envs.close()
+    with pytest.raises(ToolgymError, match="closed while a collection ran"):
+        finished += list(stream)
+    assert finished[0].solved
+
+
+def test_no_request_is_left_on_the_loop(chat: ChatFormat) -> None:
+    envs = vector(4)
+    policy = TroubledPolicy(chat, echo_twice, lambda request: "hang" if request.turn == 0 else None)
+    limits = Limits(sample_timeout=0.05)
+    assert len(Collector(envs, policy, chat, limits).collect(3, 4)) == 12
+
+    async def others() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    assert envs.loop.run(others()) == []
+    envs.close()
+
+
+turns_ = st.lists(
+    st.lists(st.text(max_size=8), min_size=1, max_size=3) | st.sampled_from(["<tool_call>{</tool_call>", "bare"]),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(conversations=st.lists(turns_, min_size=1, max_size=4))
+def test_any_conversation_is_a_chain_with_the_mask_on_what_was_sampled(
+    chat: ChatFormat, conversations: list[list[list[str] | str]]
+) -> None:
+    """P(i+1) = P(i) + C(i) + D(i), for whatever is said and whatever the tools answer, through the real collector."""
+    written: dict[tuple[str, int], list[int]] = {}
+
+    def script(request: SampleRequest, member: int) -> AssistantMessage | str:
+        assert request.task is not None
+        plan = conversations[request.task.data["k"]]
+        said: AssistantMessage | str = AssistantMessage("done")
+        if request.turn < len(plan) and plan[request.turn] != "bare":
+            part = plan[request.turn]
+            calls = tuple(ToolCall("echo", {"text": text}) for text in part)
+            said = part if isinstance(part, str) else AssistantMessage("", calls)
+        written[request.task.id, request.turn] = chat.write(said)
+        return said
+
+    envs = vector(2)
+    policy = TroubledPolicy(chat, script, lambda request: None)
+    trajectories = Collector(envs, policy, chat, Limits(max_turns=20)).collect(len(conversations))
+    envs.close()
+    for trajectory in trajectories:
+        fed = [r for r in policy.requests if r.task is not None and r.task.id == trajectory.task_id]
+        ids, mask = trajectory.input_ids.tolist(), trajectory.loss_mask.tolist()
+        assert len(ids) == len(mask) == len(trajectory.logprobs) == len(trajectory.versions)
+        expected = [False] * len(ids)
+        for request in fed:
+            sampled = written[trajectory.task_id, request.turn]
+            start = len(request.prompt_ids)
+            assert ids[: start + len(sampled)] == [*request.prompt_ids, *sampled]
+            expected[start : start + len(sampled)] = [True] * len(sampled)
+        assert mask == expected
 
 
 def test_an_episode_that_runs_out_of_time_is_scored(chat: ChatFormat) -> None:
@@ -312,11 +480,7 @@ def test_it_may_be_awaited(chat: ChatFormat) -> None:
     envs = vector()
     collector = Collector(envs, ScriptedPolicy(chat, echo_twice), chat)
 
-    async def main() -> list[Trajectory]:
-        both = await asyncio.gather(collector.acollect(3, 2), asyncio.sleep(0))
-        return both[0]
-
-    assert asyncio.run(main()) == collector.collect(3, 2)
+    assert asyncio.run(collector.acollect(3, 2)) == collector.collect(3, 2)
     envs.close()
 
 
