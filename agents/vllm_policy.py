@@ -18,11 +18,11 @@ from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, Sampl
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.loop import LoopThread
 
-# Set while the engine's process is started, unless the user has set them: no hub, no usage reports, warnings only.
+# Set while the engine's process is started, unless the user has set them: no hub, no usage reports, errors only.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 # What the CPU engine needs: float32 (bfloat16 is several times slower there), and no chunked prefill, since a request
@@ -33,7 +33,7 @@ _ON_CPU: dict[str, Any] = {
     "enable_chunked_prefill": False,
 }
 _BATCHED_TOKENS = 32_768
-_STARTING, _STOPPING = 900.0, 60.0  # seconds
+_STARTING, _STOPPING, _GRACE = 900.0, 60.0, 20.0  # seconds
 
 
 class VLLMPolicy:
@@ -207,6 +207,7 @@ async def _make(model: str, **options: Any) -> Any:
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     if current_platform.is_cpu():
         longest = options.get("max_model_len") or _positions(Path(model))
@@ -214,7 +215,7 @@ async def _make(model: str, **options: Any) -> Any:
         defaults |= {**_ON_CPU, "max_num_batched_tokens": max(_BATCHED_TOKENS, longest)}
         if options.get("enable_chunked_prefill"):
             raise ConfigurationError(
-                "enable_chunked_prefill=True kills vLLM's CPU engine with seeded requests: leave it"
+                "enable_chunked_prefill kills vLLM's CPU engine with seeded requests: leave it off"
             )
     try:
         arguments = AsyncEngineArgs(model=model, **{**defaults, **options})
@@ -234,7 +235,7 @@ def _stop(engine: Any, loop: LoopThread) -> None:
     """Shut down on the engine's own loop; it refers to no policy, so that a forgotten one can be collected."""
 
     async def shut_down() -> None:
-        engine.shutdown()
+        engine.shutdown(timeout=_GRACE)
         await asyncio.sleep(0)  # lets the engine's own tasks see that they are cancelled
 
     try:

@@ -20,38 +20,33 @@ _STYLES = {SegmentKind.PROMPT: "dim", SegmentKind.ACTION: "bold green", SegmentK
 
 
 def summary_table(summaries: Sequence[Summary], seconds: Mapping[str, float]) -> Table:
-    """A run's figures, one row an environment.
+    """A run's figures, one column an environment. Means are over its trajectories, of rewards over those that have one.
 
     Args:
         summaries: by environment.
         seconds: wall time of each environment's collection, for its rate; may lack some.
     """
-    mismatches = sum(summary.mismatches for summary in summaries)
-    turns = sum(summary.turns for summary in summaries)
-    caption = f"{mismatches} mismatches between recorded and engine token ids in {turns:,} turns"
-    table = Table(caption=caption, show_lines=True)
-    table.add_column("environment")
-    for name in ("trajectories", "solved", "reward", "turns", "calls", "tokens", "sampled", "tokens/s"):
-        table.add_column(name, justify="right")
-    for name in ("stop reasons", "failures"):
-        table.add_column(name)
-    for summary in summaries:
-        count = summary.trajectories
-        reward = summary.mean_reward
-        table.add_row(
-            summary.env_id,
-            str(count),
-            f"{summary.solved} ({summary.solved / count:.0%})",
-            "-" if reward is None else f"{reward:.2f}",
-            f"{summary.turns / count:.1f}",
-            f"{summary.tool_calls / count:.1f}",
-            f"{summary.tokens / count:.0f}",
-            f"{summary.sampled_tokens / count:.0f}",
-            f"{summary.sampled_tokens / spent:,.0f}" if (spent := seconds.get(summary.env_id, 0.0)) > 0 else "-",
-            _counts(summary.stop_reasons),
-            _counts(summary.failures) or "none",
-        )
+    table = Table("", *(summary.env_id for summary in summaries))
+    columns = [_column(summary, seconds.get(summary.env_id, 0.0)) for summary in summaries]
+    for name in columns[0] if columns else ():
+        table.add_row(name, *(column[name] for column in columns))
     return table
+
+
+def _column(summary: Summary, seconds: float) -> dict[str, str]:
+    count, reward = summary.trajectories, summary.mean_reward
+    return {
+        "trajectories": f"{count}",
+        "solved": f"{summary.solved} ({summary.solved / count:.0%})",
+        "mean reward": "none" if reward is None else f"{reward:.2f}",
+        "mean turns": f"{summary.turns / count:.1f}",
+        "mean tool calls": f"{summary.tool_calls / count:.1f}",
+        "mean tokens": f"{summary.tokens / count:.0f}, {summary.sampled_tokens / count:.0f} of them sampled",
+        "tokens/s": f"{summary.sampled_tokens / seconds:,.0f} sampled" if seconds > 0 else "not recorded",
+        "stop reasons": _counts(summary.stop_reasons),
+        "failures": _counts(summary.failures) or "none",
+        "token mismatches": f"{summary.mismatches} in {summary.turns:,} turns",
+    }
 
 
 class TrajectoryView:

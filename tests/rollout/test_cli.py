@@ -79,7 +79,7 @@ def test_show_prints_the_table_of_a_run(
 ) -> None:
     assert toolgym(monkeypatch, "show", run) == 0
     shown = capsys.readouterr().out
-    for part in ("EchoEnv", "2 (67%)", "answered 2", "environment_failure 1", "box_died 1", "tokens/s", "0 mismatches"):
+    for part in ("EchoEnv", "2 (67%)", "answered 2", "environment_failure 1", "box_died 1", "tokens/s", "0 in 7 turns"):
         assert part in shown
 
 

@@ -127,7 +127,7 @@ def test_a_run_goes_on_behind_a_line_that_was_cut_off(chat: ChatFormat, tmp_path
 
 @pytest.mark.parametrize("path", ["/dev/null/run", "/proc/run"])
 def test_a_folder_that_cannot_be_made_is_refused(path: str) -> None:
-    with pytest.raises(ConfigurationError, match="no run folder can be made|not an empty folder"):
+    with pytest.raises(ConfigurationError, match=r"no run folder can be made|not an empty folder"):
         RunFolder.create(path, {})
 
 
