@@ -144,9 +144,10 @@ class Qwen3ChatFormat(ChatFormat):
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
     ) -> list[int]:
         """See `ChatFormat.extend`."""
-        known = [*prompt_ids, *completion_ids]
+        opening, sampled = self._opening(prompt_ids), list(completion_ids)
+        known = [*opening, *sampled]
         entries = [self._entry(message) for message in new_messages]
-        bridged = self._renderer.bridge_to_next_turn(list(prompt_ids), list(completion_ids), entries)
+        bridged = self._renderer.bridge_to_next_turn(opening, sampled, entries)
         if bridged is None:
             raise TemplateRefused("Qwen3's format cannot continue this turn: its reasoning was closed by a stop token")
         if bridged.token_ids[: len(known)] != known:
@@ -156,7 +157,7 @@ class Qwen3ChatFormat(ChatFormat):
     def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> AssistantMessage:
         """See `ChatFormat.parse`."""
         try:
-            parsed = self._renderer.parse_response(list(completion_ids), prompt_ids=list(prompt_ids))
+            parsed = self._renderer.parse_response(list(completion_ids), prompt_ids=self._opening(prompt_ids))
         except (RecursionError, ValueError):  # JSON nested too deeply, or a number of over 4,300 digits
             text = self.decode(completion_ids)
             return AssistantMessage("", (InvalidToolCall(text, "The call is nested too deeply or has a huge number."),))
@@ -186,6 +187,11 @@ class Qwen3ChatFormat(ChatFormat):
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `ChatFormat.decode`."""
         return self._tokenizer.decode(token_ids)
+
+    def _opening(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The prompt from its last stop token on: all that the format looks at, whatever the history before it."""
+        stops = (k for k in range(len(prompt_ids) - 1, -1, -1) if prompt_ids[k] in self.stop_token_ids)
+        return list(prompt_ids[next(stops, 0) :])
 
     def _entry(self, message: Message) -> dict[str, Any]:
         """A message in the renderer's form, its text protected."""

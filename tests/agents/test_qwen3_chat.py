@@ -203,6 +203,15 @@ def test_parsing_takes_any_tokens_and_extending_never_touches_them(sampled: list
     assert CHAT.decode(delta).endswith("<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
+@given(st.lists(st.integers(0, RAW.get_vocab_size() - 1), max_size=30), spoken)
+def test_what_lies_before_the_last_turn_changes_nothing(history: list[int], said: AssistantMessage) -> None:
+    """The cost of a turn does not grow with the history, since none of it is looked at."""
+    prompt, sampled = CHAT.open(OPENING, TOOLS), CHAT.write(said)
+    answers = [ToolMessage("7") for _ in said.tool_calls] or [UserMessage("go on")]
+    assert CHAT.extend([*history, *prompt], sampled, answers) == CHAT.extend(prompt, sampled, answers)
+    assert CHAT.parse(sampled, [*history, *prompt]) == CHAT.parse(sampled, prompt)
+
+
 def test_a_model_folder_gives_its_format() -> None:
     assert isinstance(load_chat_format(TINY_MODEL), Qwen3ChatFormat)
 
