@@ -73,7 +73,7 @@ def load_chat_format(model: str | Path, **options: Any) -> ChatFormat:
     from toolgym.agents.qwen3_chat import Qwen3ChatFormat  # noqa: PLC0415 - the formats build on this module
 
     folder = check_model_folder(model)
-    family = json.loads((folder / "config.json").read_text()).get("model_type")
+    family = read_json(folder / "config.json").get("model_type")
     if family not in Qwen3ChatFormat.model_types:
         known = ", ".join(Qwen3ChatFormat.model_types)
         raise ConfigurationError(
@@ -95,3 +95,18 @@ def check_model_folder(model: str | Path) -> Path:
         if not (folder / name).is_file():
             raise ConfigurationError(f"model folder {folder} has no {name}")
     return folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model folder.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is none.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"expected a JSON object in {path}, actual {type(content).__name__}")
+    return content

@@ -42,6 +42,11 @@ class Sampling:
     top_k: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "top_k"):
+            value = getattr(self, name)
+            whole = name == "top_k"
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ConfigurationError(f"expected {name} as {'an int' if whole else 'a number'}, actual {value!r}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ConfigurationError(f"expected a temperature in [0, 100], actual {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -91,7 +96,7 @@ class Completion:
         prompt_ids: (P,) int32, the prompt that the engine says it was fed; None where it does not say.
 
     Raises:
-        PolicyFailure: not one finite logprob and one version for each token, or no token at all.
+        PolicyFailure: ids that are none, not one finite logprob and one version for each token, or no token at all.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -101,6 +106,17 @@ class Completion:
     prompt_ids: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "finish_reason", FinishReason(self.finish_reason))
+        except ValueError as error:
+            raise PolicyFailure(f"the policy returned finish reason {self.finish_reason!r}") from error
+        for name in ("token_ids", "logprobs", "versions"):
+            kind = np.floating if name == "logprobs" else np.integer
+            column = getattr(self, name)
+            if not isinstance(column, np.ndarray) or column.ndim != 1 or not np.issubdtype(column.dtype, kind):
+                raise PolicyFailure(f"the policy returned {name} that are no flat array of numbers: {column!r:.100}")
+        if len(self.token_ids) and self.token_ids.min() < 0:
+            raise PolicyFailure(f"the policy returned the token id {self.token_ids.min()}")
         count = len(self.token_ids)
         if count == 0 and self.finish_reason is not FinishReason.ABORT:
             raise PolicyFailure("the policy returned a completion without a single token")

@@ -10,7 +10,7 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import ChatFormat, TemplateRefused, read_json
 from toolgym.agents.protected_tokenizer import ProtectedTokenizer
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import (
@@ -35,6 +35,7 @@ SPECIAL_TOKENS = (
     "<think>",
     "</think>",
 )
+_MAX_DEPTH = 64  # of a call's arguments: far below what recursive code can take, far above what a tool asks for
 _REASONS = {
     ToolCallParseStatus.INVALID_JSON: "The call is not valid JSON.",
     ToolCallParseStatus.UNCLOSED_BLOCK: "The call has no closing </tool_call>.",
@@ -68,6 +69,8 @@ class Qwen3ChatFormat(ChatFormat):
         config = Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention="all")
         self._renderer = Qwen3Renderer(self._tokenizer, config)
         self._thinking = enable_thinking
+        self._think, self._think_end = (tokenizer.token_to_id(token) for token in ("<think>", "</think>"))
+        self._tool_call, self._tool_call_end = (tokenizer.token_to_id(t) for t in ("<tool_call>", "</tool_call>"))
         self._stop = int(self._renderer.get_stop_token_ids()[0])
         self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
 
@@ -78,7 +81,10 @@ class Qwen3ChatFormat(ChatFormat):
         Raises:
             TemplateRefused: the folder's template renders a probe conversation to other tokens.
         """
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigurationError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
         chat = cls(tokenizer, name=folder.name, enable_thinking=enable_thinking)
         chat.check_template(folder)
         return chat
@@ -156,13 +162,46 @@ class Qwen3ChatFormat(ChatFormat):
 
     def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> AssistantMessage:
         """See `ChatFormat.parse`."""
+        ids, opening = list(completion_ids), self._opening(prompt_ids)
+        replaced: dict[str, InvalidToolCall] = {}
         try:
-            parsed = self._renderer.parse_response(list(completion_ids), prompt_ids=self._opening(prompt_ids))
-        except (RecursionError, ValueError):  # JSON nested too deeply, or a number of over 4,300 digits
-            text = self.decode(completion_ids)
-            return AssistantMessage("", (InvalidToolCall(text, "The call is nested too deeply or has a huge number."),))
-        calls = tuple(_call(call) for call in parsed.tool_calls)
-        return AssistantMessage(parsed.content, calls, parsed.reasoning_content)
+            parsed = self._renderer.parse_response(ids, prompt_ids=opening)
+        except (RecursionError, ValueError):
+            # One call's JSON is nested too deeply, or has a number of over 4,300 digits: the others must not suffer.
+            ids, replaced = self._without_oversized_calls(ids)
+            parsed = self._renderer.parse_response(ids, prompt_ids=opening)
+        calls = tuple(replaced.get(call.raw) or _call(call) for call in parsed.tool_calls)
+        content, reasoning = parsed.content, parsed.reasoning_content
+        if reasoning is not None and self._think_end in ids:
+            # The token ends the reasoning. The parser looks for its text, which reasoning may spell in other tokens.
+            end = ids.index(self._think_end)
+            ends = (self._tool_call, *self.stop_token_ids)
+            start = next((k for k in range(end, len(ids)) if ids[k] in ends), len(ids))
+            reasoning = self.decode([t for t in ids[:end] if t != self._think]).strip()
+            content = self.decode(ids[end + 1 : start]).strip()
+        return AssistantMessage(content, calls, reasoning)
+
+    def _without_oversized_calls(self, ids: list[int]) -> tuple[list[int], dict[str, InvalidToolCall]]:
+        """The ids with a short stand-in for each call that the JSON parser cannot take, and what it stands for."""
+        kept: list[int] = []
+        replaced: dict[str, InvalidToolCall] = {}
+        at = 0
+        while at < len(ids):
+            kept.append(ids[at])
+            at += 1
+            if ids[at - 1] != self._tool_call:
+                continue
+            ends = (k for k in range(at, len(ids)) if ids[k] in (self._tool_call_end, *self.stop_token_ids))
+            end = next(ends, len(ids))
+            raw = self.decode(ids[at:end]).strip()
+            if _oversized(raw):
+                stand_in = f"{{{len(replaced)}"
+                replaced[stand_in] = InvalidToolCall(raw, "The call is nested too deeply or has a huge number.")
+                kept += self._tokenizer.encode(stand_in)
+            else:
+                kept += ids[at:end]
+            at = end
+        return kept, replaced
 
     def write(self, message: AssistantMessage | str) -> list[int]:
         """See `ChatFormat.write`."""
@@ -216,9 +255,10 @@ class Qwen3ChatFormat(ChatFormat):
         if isinstance(call, InvalidToolCall):
             raise ConfigurationError("a call that could not be parsed has no canonical form: write its raw text")
         arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+        # JSON's own escapes say the same text without spelling a special token, or a mark of the tokenizer's.
         if self._tokenizer.has_literal(arguments):
-            # JSON's own escape says the same text without spelling the special token.
             arguments = arguments.replace("<", "\\u003c")
+        arguments = arguments.replace("\ufdd0", "\\ufdd0").replace("\ufdd1", "\\ufdd1")
         return {"name": self._tokenizer.protect(call.name), "arguments": arguments}
 
 
@@ -227,7 +267,7 @@ def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.exists() and bool(json.loads(settings.read_text()).get("chat_template"))
+    return settings.exists() and bool(read_json(settings).get("chat_template"))
 
 
 def _call(parsed: ParsedToolCall) -> ToolCall | InvalidToolCall:
@@ -239,8 +279,31 @@ def _call(parsed: ParsedToolCall) -> ToolCall | InvalidToolCall:
         return InvalidToolCall(raw, f'"name" must be text, not {json.dumps(name)}.')
     if not isinstance(parsed.arguments, Mapping):
         return InvalidToolCall(raw, f'"arguments" must be a JSON object, not {type(parsed.arguments).__name__}.', name)
+    if _depth(parsed.arguments) > _MAX_DEPTH:
+        return InvalidToolCall(raw, f"The arguments are nested more than {_MAX_DEPTH} deep.", name)
     try:
         json.dumps([name, parsed.arguments], ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):  # NaN and infinity, lone surrogates, nesting
+    except ValueError:  # NaN and infinity, lone surrogates
         return InvalidToolCall(raw, "The arguments hold something that JSON cannot: NaN, Infinity or half a character.")
     return ToolCall(name, dict(parsed.arguments))
+
+
+def _depth(value: Any) -> int:
+    """How deeply a JSON value is nested; without recursion, which deep nesting would exhaust."""
+    depth, layer = 0, [value]
+    while layer:
+        depth += 1
+        inner = (part.values() if isinstance(part, dict) else part for part in layer if isinstance(part, dict | list))
+        layer = [part for parts in inner for part in parts]
+    return depth
+
+
+def _oversized(raw: str) -> bool:
+    """Whether the JSON parser cannot even say that a text is no JSON."""
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError:
+        return False
+    except (RecursionError, ValueError):
+        return True
+    return False

@@ -10,6 +10,7 @@ import contextvars
 import inspect
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +21,7 @@ import pydantic_core
 from toolgym.envs.errors import EnvironmentFailure, ToolError
 from toolgym.envs.messages import InvalidToolCall, ToolCall, ToolMessage
 from toolgym.envs.tools import Tool, Toolset
-from toolgym.envs.waiting import Overdue, StrayExit, tame, tamed, within
+from toolgym.envs.waiting import Overdue, StrayExit, described, tame, tamed, within
 
 
 class CallStatus(StrEnum):
@@ -57,6 +58,7 @@ class Executor:
     def __init__(self) -> None:
         self._threads: dict[threading.Thread, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._drained: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     @property
     def busy(self) -> list[str]:
@@ -69,16 +71,23 @@ class Executor:
         Raises:
             Overdue: it took longer than ``timeout`` seconds. A thread cannot be stopped: it stays in `busy`.
             StrayExit: it raised SystemExit or its like.
+            EnvironmentFailure: (kind ``"closed"``) it was drained while it ran; (kind ``"no_thread"``) no thread.
             Exception: whatever else it raised.
         """
         task = asyncio.create_task(self._run(function, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await within(task, timeout)
+        try:
+            return await within(task, timeout)
+        except StrayExit as stray:
+            if task in self._drained:
+                raise EnvironmentFailure(f"closed while {name} ran", kind="closed") from stray
+            raise
 
     async def drain(self, grace: float) -> None:
         """Cancel what still runs, and wait for it for at most ``grace`` seconds."""
         for task in self._tasks:
+            self._drained.add(task)
             task.cancel()
         waiting = {*self._tasks, *self._threads.values()}
         if waiting:
@@ -172,6 +181,10 @@ class ToolRunner:
             arguments = found.validate(call.arguments)
         except ToolError as error:
             return self._result(call, CallStatus.BAD_ARGUMENTS, str(error))
+        except Exception as error:  # noqa: BLE001 - an author's own validator may raise anything
+            return self._result(
+                call, CallStatus.BAD_ARGUMENTS, f"Invalid arguments for {call.name}: {described(error)}"
+            )
         return await self._invoke(found, call, arguments)
 
     async def _invoke(self, found: Tool, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
@@ -185,7 +198,7 @@ class ToolRunner:
         except (ToolError, StrayExit) as error:
             return self._result(call, CallStatus.RAISED, f"Error: {error}")
         except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model, it never ends the run
-            return self._result(call, CallStatus.RAISED, f"Error: {_described(error)}")
+            return self._result(call, CallStatus.RAISED, f"Error: {described(error)}")
         return self._result(call, CallStatus.OK, text, ends_episode=found.options.ends_episode)
 
     def _result(
@@ -207,13 +220,6 @@ def _bound(found: Tool, arguments: dict[str, Any]) -> Callable[[], Any]:
         return value if inspect.isawaitable(value) else as_text(value)
 
     return on_the_loop if found.is_async else in_a_thread
-
-
-def _described(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an exception whose own text raises is still told by its name
-        return type(error).__name__
 
 
 def as_text(value: Any) -> str:

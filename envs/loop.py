@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Coroutine
@@ -23,7 +24,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._closed = False
+        self._closed = self._stopping = False
+        self._process = os.getpid()
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
@@ -32,9 +34,10 @@ class LoopThread:
         Raises:
             ToolgymError: the loop is closed.
         """
-        if self._closed:
+        if self._closed or self._process != os.getpid():
             work.close()
-            raise ToolgymError(f"{self._thread.name} is closed")
+            why = "is closed" if self._closed else "does not run in a forked process: make a new one there"
+            raise ToolgymError(f"{self._thread.name} {why}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
@@ -70,6 +73,8 @@ class LoopThread:
         if self._closed:
             return
         self._closed = True
+        if self._process != os.getpid():
+            return  # a fork has the object, but not the thread
         with contextlib.suppress(RuntimeError):  # the loop has stopped already
             asyncio.run_coroutine_threadsafe(self._drain(grace), self._loop)
         if threading.current_thread() is self._thread:
@@ -81,12 +86,16 @@ class LoopThread:
 
     async def _drain(self, grace: float) -> None:
         await _cancel_all(grace)
+        self._stopping = True
         self._loop.stop()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._stopping:
+                # Tasks and callbacks that tools leave on the loop may try to end it for everybody.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self._loop.run_forever()
         finally:
             # Also when something stopped the loop behind our back: whoever waits for its futures must hear of it.
             self._closed = True

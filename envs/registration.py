@@ -33,6 +33,10 @@ def register_env(env_id: str, env_class: Any, **kwargs: Any) -> None:
     """
     from toolgym.envs.vector import ToolVectorEnv  # noqa: PLC0415 - the base class is not needed to register by name
 
+    if not isinstance(env_id, str) or not callable(env_class):
+        raise ConfigurationError(f"expected an id and a class or function, actual {env_id!r} and {env_class!r:.100}")
+    if "max_episode_steps" in kwargs:
+        kwargs["max_steps"] = kwargs.pop("max_episode_steps")  # scored at its end, in make and in make_vec alike
     if env_id in gymnasium.registry:
         raise ConfigurationError(f"environment id {env_id!r} is taken: choose another name or version")
     try:

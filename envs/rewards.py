@@ -12,7 +12,11 @@ from toolgym.envs.errors import ConfigurationError, EnvironmentFailure
 from toolgym.envs.messages import AssistantMessage, Message
 from toolgym.envs.tasks import Task
 
-_NUMBER = re.compile(r"(?<![\w.])[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_NUMBER = re.compile(
+    r"(?<![\w./])(?<![eE][-+])"  # not the rest of a word, a fraction or an exponent
+    r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+    r"(?!\d|\.\d|/\d|[eE][-+]?\d)"
+)
 _MAX_NUMBER_CHARS = 1_000
 
 
@@ -84,6 +88,11 @@ def as_score(value: ScoreLike) -> Score:
             a failure of the environment, never a reward of zero.
     """
     score = value if isinstance(value, Score) else Score(value if isinstance(value, Mapping) else {"reward": value})
+    if not score.components or not all(isinstance(n, str) and n and n[0] != "_" for n in score.components):
+        names = list(score.components)
+        raise EnvironmentFailure(
+            f"reward components need names not beginning with '_', actual {names}", kind="bad_reward"
+        )
     components = {name: _number(f"component {name!r}", part) for name, part in score.components.items()}
     weights = {name: _number(f"weight of {name!r}", part) for name, part in score.weights.items()}
     checked = Score(components, weights, None if score.success is None else bool(score.success))
@@ -102,9 +111,10 @@ def _number(what: str, value: object) -> float:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number in a text, exactly; None if there is none, or if it has over a thousand digits.
+    """The last plain number in a text, exactly; None if there is none, or if it has over a thousand digits.
 
-    Thousands separators are read over: ``1,234.5`` is one number, ``1,23`` are two.
+    Thousands separators are read over: ``1,234.5`` is one number, ``1,23`` are two. Fractions and exponents
+    (``5/12``, ``12e3``) are no plain numbers.
     """
     found = _NUMBER.findall(text)
     if not found or len(found[-1]) > _MAX_NUMBER_CHARS:

@@ -84,8 +84,8 @@ class ProceduralTasks(TaskSource):
     ) -> None:
         if split not in ("train", "test"):
             raise ConfigurationError(f"expected split 'train' or 'test', actual {split!r}")
-        if seed < 0:
-            raise ConfigurationError(f"expected a task seed of 0 or more, actual {seed}")
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise ConfigurationError(f"expected a task seed of 0 or more, actual {seed!r}")
         self._generate, self._split, self._seed = generate, split, seed
 
     @property
@@ -116,4 +116,8 @@ def as_source(tasks: "TaskSource | Sequence[Task | str]") -> TaskSource:
     """A task source from what an author has at hand: a source, tasks, or bare prompts (their ids are their texts)."""
     if isinstance(tasks, TaskSource):
         return tasks
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        raise ConfigurationError(f"expected a list of tasks or prompts, or a task source, actual {tasks!r:.200}")
+    if wrong := [entry for entry in tasks if not isinstance(entry, Task | str)]:
+        raise ConfigurationError(f"expected tasks as Task or str, actual {wrong[0]!r:.200}")
     return TaskList([Task(id=entry, prompt=entry) if isinstance(entry, str) else entry for entry in tasks])

@@ -48,6 +48,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         tool_timeout: seconds one tool call may take, unless the tool says otherwise.
         max_output_chars: longer tool output is cut in the middle, with a marker.
         max_steps: after so many steps without an end the episode is scored as it is (``truncated``); None: no bound.
+            (Gymnasium's own ``max_episode_steps`` of `gymnasium.make` truncates from outside, without a score.)
         hook_timeout: seconds that `setup` and `score` may each take.
         render_mode: ``"ansi"`` or None.
 
@@ -75,8 +76,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             "hook_timeout": hook_timeout,
         }
         for name, value in limits.items():
-            if not value > 0:
-                raise ConfigurationError(f"expected {name} above 0, actual {value}")
+            whole = name in ("max_output_chars", "max_steps")
+            if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or not value > 0:
+                raise ConfigurationError(
+                    f"expected {name} as {'an int' if whole else 'a number'} above 0, actual {value!r}"
+                )
         if render_mode not in (None, "ansi"):
             raise ConfigurationError(f"expected render_mode 'ansi' or None, actual {render_mode!r}")
         if type(self).score is ToolEnv.score:
@@ -266,7 +270,11 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             raise ToolgymError("an event loop is running here: await areset() and astep() instead")
         if self._own_loop is None:
             self._own_loop = asyncio.Runner()
-        return self._own_loop.run(work)
+        try:
+            return self._own_loop.run(work)
+        except KeyboardInterrupt:
+            self._running = False  # the action is half done
+            raise
 
     def _make_tools(self) -> Toolset:
         return Toolset.of(self)

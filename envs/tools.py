@@ -1,5 +1,6 @@
 """Tools: a marked function, its JSON schema from type hints and docstring, and the set of an environment's tools."""
 
+import copy
 import functools
 import inspect
 import typing
@@ -89,17 +90,21 @@ class Tool:
         options: see `ToolOptions`; by default what `@tool` left on the function.
 
     Raises:
-        ConfigurationError: a parameter without a type hint, with one that has no JSON schema, or of a kind that
-            cannot be called by name.
+        ConfigurationError: no function, a generator, a parameter without a type hint, with one that has no JSON
+            schema, or of a kind that cannot be called by name.
     """
 
     def __init__(self, function: Callable[..., Any], options: ToolOptions | None = None) -> None:
+        if not callable(function) or isinstance(function, type):
+            raise ConfigurationError(f"expected a function as a tool, actual {function!r:.200}")
         marked: ToolOptions = getattr(function, _MARK, ToolOptions())
         self.options = options or marked
         inner = _inner(function)
         self.name = self.options.name or str(getattr(inner, "__name__", type(function).__name__))
         self.function = function
         self.is_async = inspect.iscoroutinefunction(inner)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            raise ConfigurationError(f"tool {self.name!r} is a generator: return what it finds as one value")
         doc = docstring_parser.parse(inspect.getdoc(inner) or "")
         self.description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
         self._parameters = self._checked_parameters(function)
@@ -113,7 +118,8 @@ class Tool:
             ToolError: naming every wrong argument, what was expected and what was given, in words for the model.
         """
         try:
-            checked = self._model.model_validate(dict(arguments))
+            # Copied: what a tool does to its arguments must not change the record of the call.
+            checked = self._model.model_validate(copy.deepcopy(dict(arguments)))
         except pydantic.ValidationError as error:
             raise ToolError(self._explain(error)) from error
         return {name: getattr(checked, field) for field, name in self._fields()}

@@ -20,6 +20,7 @@ from toolgym.envs.messages import AssistantMessage, Observation
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import Step, ToolEnv
+from toolgym.envs.waiting import described
 
 _T = TypeVar("_T")
 _CLOSING = 5.0  # seconds
@@ -35,7 +36,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
     The full contract of Gymnasium's vector environments, with what chat needs beside it:
 
     - Observations are tuples of N deltas: what each slot said since its last action. A slot whose action is ``None``
-      is left alone, and its observation stays what it was.
+      is left alone, and its observation stays what it was (but under NEXT_STEP a slot that has ended is reset).
     - A slot that fails (`EnvironmentFailure`) does not touch the others: its reward is NaN, it is truncated, and
       ``infos["failure"]`` holds the `Failure`.
     - ``reset(options={"reset_mask": mask})`` resets some slots; ``options["tasks"]`` gives the task of each slot.
@@ -97,8 +98,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         **options: Any,
     ) -> "ToolVectorEnv":
         """``num_envs`` slots of one environment class, in the form in which `gymnasium.make_vec` asks for them."""
-        if num_envs < 1:
-            raise ConfigurationError(f"expected num_envs of 1 or more, actual {num_envs}")
+        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
+            raise ConfigurationError(f"expected num_envs of 1 or more, actual {num_envs!r}")
         if max_episode_steps is not None:
             options["max_steps"] = max_episode_steps
         return cls([lambda: env_class(**options)] * num_envs, autoreset_mode=autoreset_mode)
@@ -138,8 +139,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             infos: as Gymnasium's, each key with its ``_key`` mask.
         """
         self._refuse_if_used("step")
-        if len(actions) != self.num_envs:
-            raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {len(actions)}")
+        if not isinstance(actions, Sequence | np.ndarray) or len(actions) != self.num_envs:
+            raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {actions!r:.200}")
         self._check_actions(dict(enumerate(actions)))
         results = self.loop.run(_gather(self._advance(i, action) for i, action in enumerate(actions)))
         return _batch(results)
@@ -212,7 +213,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         except EnvironmentFailure as failure:
             info = {"failure": Failure(failure.kind, "reset", str(failure))}
         except Exception as error:  # noqa: BLE001 - isolation: one slot never takes the others with it
-            info = {"failure": Failure("reset_raised", "reset", f"{type(error).__name__}: {error}")}
+            info = {"failure": Failure("reset_raised", "reset", described(error))}
         self._last[i], self._needs_reset[i] = observation, "failure" in info
         return observation, info
 
@@ -237,13 +238,20 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         try:
             return await self.envs[i].astep(action)
         except EnvironmentFailure as failure:
-            failed = Failure(failure.kind, "step", str(failure))
+            return _failed(failure.kind, "step", str(failure))
         except Exception as error:  # noqa: BLE001 - isolation: one slot never takes the others with it
-            failed = Failure("step_raised", "step", f"{type(error).__name__}: {error}")
-        return (), float("nan"), False, True, {"failure": failed}
+            return _failed("step_raised", "step", described(error))
+        except asyncio.CancelledError:  # the caller was interrupted: the action is half done
+            self._needs_reset[i] = True
+            raise
 
     async def _deliver(self, i: int, action: Action) -> None:
-        self._arrived.put((i, await self._advance(i, action)))
+        try:
+            step = await self._advance(i, action)
+        except BaseException as error:
+            self._arrived.put((i, _failed("step_cancelled", "step", described(error))))
+            raise
+        self._arrived.put((i, step))
 
     def _check_actions(self, actions: dict[int, Action]) -> None:
         if not self._begun:
@@ -322,6 +330,10 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         if wrong := [s for s in seeds if s is not None and (not isinstance(s, int | np.integer) or s < 0)]:
             raise ConfigurationError(f"expected seeds of 0 or more, actual {wrong}")
         return [None if s is None else int(s) for s in seeds]
+
+
+def _failed(kind: str, where: str, message: str) -> Step:
+    return (), float("nan"), False, True, {"failure": Failure(kind, where, message)}
 
 
 def _batch(results: Sequence[Step]) -> Batch:

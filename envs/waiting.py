@@ -26,7 +26,7 @@ async def within(work: Awaitable[_T], seconds: float) -> _T:
 
     Raises:
         Overdue: the time was up.
-        StrayExit: the work raised SystemExit, KeyboardInterrupt, or a CancelledError that nobody had asked for.
+        StrayExit: the work raised something that is no Exception, or a CancelledError that nobody had asked for.
     """
     task: asyncio.Future[_T]
     if inspect.iscoroutine(work):
@@ -51,7 +51,9 @@ async def tamed(work: Awaitable[_T]) -> _T:
     """Await work, its SystemExit and its like tamed: they would leave the task and stop the whole event loop."""
     try:
         return await work
-    except (SystemExit, KeyboardInterrupt) as raised:
+    except (asyncio.CancelledError, Exception):
+        raise
+    except BaseException as raised:
         raise tame(raised) from raised
 
 
@@ -59,7 +61,15 @@ def tame(raised: BaseException) -> Exception:
     """An exception as one that tasks and futures carry like any other."""
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         return raised
-    return StrayExit(f"{type(raised).__name__}: {raised}")
+    return StrayExit(described(raised))
+
+
+def described(raised: BaseException) -> str:
+    """An exception's type and text, even if its own text raises."""
+    try:
+        return f"{type(raised).__name__}: {raised}"
+    except BaseException:  # noqa: BLE001 - code of somebody else's, whose type is enough
+        return type(raised).__name__
 
 
 def take_outcome(task: "asyncio.Future[Any]") -> None:

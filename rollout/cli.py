@@ -18,14 +18,14 @@ from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
 from toolgym.agents.policy import Sampling
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import ConfigurationError, ToolgymError, ToolVectorEnv, tool_env_ids
-from toolgym.rollout.collector import Collector
+from toolgym.rollout.collector import Collector, check_time, take_tasks
 from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.report import summarize
 from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.viewer import TrajectoryView, summary_table
+from toolgym.rollout.viewer import TrajectoryView, plain, summary_table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 _FIRST: dict[str, Callable[[Trajectory], bool]] = {
@@ -69,10 +69,11 @@ def run(
     sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
-        for name, vector in zip(env, vectors, strict=True):
+        for vector in vectors:
             stack.callback(vector.close)
-            if vector.tasks.size is not None and tasks > vector.tasks.size:
-                raise ConfigurationError(f"{name} has {vector.tasks.size} tasks: --tasks {tasks} is more")
+            take_tasks(vector, tasks)
+            check_time(vector, limits)
+        RunFolder.create(out, {"environments": env}).discard()
         from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
 
         console = Console()
@@ -106,7 +107,10 @@ def show(
     else:
         console.print(TrajectoryView(_find(folder, trajectory), _chat_of(folder, console)))
     if svg is not None:
-        console.save_svg(str(svg), title=f"toolgym show {path.name}")
+        try:
+            console.save_svg(str(svg), title=f"toolgym show {path.name}")
+        except OSError as error:
+            raise ConfigurationError(f"{svg} cannot be written: {error}") from error
 
 
 def _find(folder: RunFolder, trajectory: str) -> Trajectory:
@@ -125,7 +129,7 @@ def envs() -> None:
     for env_id in tool_env_ids():
         vector = _make_vec(env_id, 1, {})
         about = (type(vector.envs[0]).__doc__ or "").strip().splitlines()
-        table.add_row(env_id, ", ".join(vector.tools), about[0] if about else "")
+        table.add_row(plain(env_id), plain(", ".join(vector.tools)), plain(about[0] if about else ""))
         vector.close()
     Console().print(table)
 
@@ -135,7 +139,7 @@ def main() -> None:
     try:
         app()
     except ToolgymError as error:
-        Console(stderr=True).print(f"toolgym: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(plain(f"toolgym: {error}", "red"))
         sys.exit(2)
 
 
@@ -167,7 +171,9 @@ def _progress(console: Console) -> Progress:
 def _make_vec(env_id: str, slots: int, options: dict[str, Any]) -> ToolVectorEnv:
     try:
         vector = gymnasium.make_vec(env_id, num_envs=slots, **options)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+    except ToolgymError:
+        raise
+    except (gymnasium.error.Error, ImportError, ValueError) as error:
         known = ", ".join(tool_env_ids())
         raise ConfigurationError(f"no environment {env_id!r} ({error}); there are: {known}, or module:id") from error
     except TypeError as error:
@@ -193,7 +199,7 @@ def _env_options(pairs: list[str]) -> dict[str, Any]:
 
 def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:
     """The chat format that a run was made with, if its model is still there."""
-    model = folder.info.get("model", "")
+    model = str(folder.info.get("model", ""))
     try:
         return load_chat_format(TINY_MODEL if model == "tiny" else Path(model))
     except (ConfigurationError, TemplateRefused) as error:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Policy, Sampling
@@ -89,16 +90,13 @@ class Collector:
     def __post_init__(self) -> None:
         if not isinstance(self.envs, ToolVectorEnv):
             raise ConfigurationError(f"expected a ToolVectorEnv without wrappers, actual {self.envs}")
-        if self.schedule not in SCHEDULES:
+        for name, kind in (("policy", Policy), ("chat", ChatFormat), ("limits", Limits), ("sampling", Sampling)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigurationError(f"expected {name} as a {kind.__name__}, actual {getattr(self, name)!r:.100}")
+        if self.schedule not in tuple(SCHEDULES):
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
-        if self.seed < 0:
-            raise ConfigurationError(f"expected a seed of 0 or more, actual {self.seed}")
-        longest = self._slots.envs[0].longest_call
-        if self.limits.step_timeout <= longest:
-            raise ConfigurationError(
-                f"Limits.step_timeout is {self.limits.step_timeout:g} s, but one tool call of the environment may take "
-                f"{longest:g} s: raise the one or lower the other, or slow tools count as failures of the environment"
-            )
+        _check_count("seed", self.seed, least=0)
+        check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
             raise ConfigurationError(
@@ -142,8 +140,11 @@ class Collector:
                 yield trajectory
             _raise_outcome(running)
         finally:
-            with contextlib.suppress(ToolgymError, TimeoutError):  # the loop is closed already, or blocked
+            try:
                 loop.run(_stop(running), timeout=2 * _STOPPING)
+            except (ToolgymError, TimeoutError):
+                # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
+                running.cancel()
 
     async def acollect(
         self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
@@ -198,16 +199,12 @@ class Collector:
         return self.env_id or (spec.id if spec is not None else type(self._slots.envs[0]).__name__)
 
     def _plans(self, tasks: int | Sequence[Task], group_size: int, first_index: int) -> list[EpisodePlan]:
-        if group_size < 1:
-            raise ConfigurationError(f"expected a group_size of 1 or more, actual {group_size}")
-        if isinstance(tasks, int):
-            size = self._slots.tasks.size
-            if tasks < 0 or (size is not None and tasks > size):
-                raise ConfigurationError(f"expected up to {size} tasks, which the source has, actual {tasks}")
-            tasks = self._slots.tasks.take(tasks)
+        _check_count("group_size", group_size, least=1)
+        _check_count("first_index", first_index, least=0)
+        chosen = take_tasks(self._slots, tasks)
         return [
             EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling)
-            for index, task in enumerate(tasks, start=first_index)
+            for index, task in enumerate(chosen, start=first_index)
             for member in range(group_size)
         ]
 
@@ -240,6 +237,42 @@ class Collector:
                     await asyncio.wait(requests, timeout=1.0)
         if ended != len(plans):
             raise ToolgymError(f"{ended} of {len(plans)} trajectories came back: this is a bug of the collector's")
+
+
+def check_time(envs: ToolVectorEnv, limits: Limits) -> None:
+    """Check that a step is given the time that the environment's tools may take.
+
+    Raises:
+        ConfigurationError: it is not: slow tools would count as failures of the environment.
+    """
+    longest = envs.envs[0].longest_call
+    if limits.step_timeout <= longest:
+        raise ConfigurationError(
+            f"Limits.step_timeout is {limits.step_timeout:g} s, but one tool call of the environment may take "
+            f"{longest:g} s: raise the one or lower the other, or slow tools count as failures of the environment"
+        )
+
+
+def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Task]:
+    """The tasks of a collection: those given, or so many from the environment's source.
+
+    Raises:
+        ConfigurationError: no tasks, or more than the source has.
+    """
+    if isinstance(tasks, Sequence) and not isinstance(tasks, str):
+        if wrong := [task for task in tasks if not isinstance(task, Task)]:
+            raise ConfigurationError(f"expected tasks as Task, actual {wrong[0]!r:.100}")
+        return tasks
+    _check_count("tasks", tasks, least=0)
+    size = envs.tasks.size
+    if size is not None and int(tasks) > size:
+        raise ConfigurationError(f"expected up to {size} tasks, which is what the source has, actual {tasks}")
+    return envs.tasks.take(int(tasks))
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ConfigurationError(f"expected {name} as an int of {least} or more, actual {value!r:.100}")
 
 
 async def _spawn(

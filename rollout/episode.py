@@ -111,7 +111,7 @@ class EpisodeRun:
         turn = len(self.trajectory.turns)
         plan = self._plan
         request = SampleRequest(
-            prompt_ids=self._prompt_ids,
+            prompt_ids=tuple(self._prompt_ids),  # a copy: what a policy does to it must not change the record
             max_tokens=min(self._limits.max_completion_tokens, self._room),
             seed=sampling_seed(plan.seed, plan.task_index, plan.member, turn),
             sampling=plan.sampling,

@@ -38,7 +38,7 @@ class GroupOpening:
             self._shared.add_done_callback(take_outcome)
             self._running.add(self._shared)
             self._shared.add_done_callback(self._running.discard)
-        if list(request.prompt_ids) != self._prompt:
+        if request.prompt_ids != self._prompt:
             return await sample_one(self._policy, request)
         try:
             # Shielded: one member that runs out of time does not take the others' samples with it.
@@ -52,9 +52,13 @@ async def sample_all(policy: Policy, request: SampleRequest) -> list[Completion]
     """All samples of a request.
 
     Raises:
-        PolicyFailure: the policy returned another number of them.
+        PolicyFailure: the policy returned another number of them, longer ones, or something else.
     """
     completions = await policy.sample(request)
+    if wrong := [entry for entry in completions if not isinstance(entry, Completion)]:
+        raise PolicyFailure(f"the policy returned a {type(wrong[0]).__name__} instead of a Completion")
+    if longer := [len(entry.token_ids) for entry in completions if len(entry.token_ids) > request.max_tokens]:
+        raise PolicyFailure(f"the policy returned {longer[0]} tokens where max_tokens is {request.max_tokens}")
     if len(completions) != request.n:
         raise PolicyFailure(f"the policy returned {len(completions)} completions for {request.n} samples")
     return completions

@@ -5,6 +5,7 @@ A line of ``trajectories.jsonl`` holds one trajectory as JSON: its fields by nam
 order. Float32 values are written so that they read back to the same bits.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -19,8 +20,9 @@ import numpy as np
 
 import toolgym
 from toolgym.agents.policy import Completion, FinishReason
-from toolgym.envs.errors import ConfigurationError, Failure
+from toolgym.envs.errors import ConfigurationError, Failure, ToolgymError
 from toolgym.envs.messages import from_dict, to_dict
+from toolgym.envs.waiting import described
 from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory, Turn
 
 FORMAT = "toolgym.run/1"
@@ -78,10 +80,22 @@ class RunFolder:
         folder = Path(path)
         if not (folder / "run.json").is_file():
             raise ConfigurationError(f"no run in {folder}: it has no run.json")
-        info = json.loads((folder / "run.json").read_text())
+        try:
+            info = json.loads((folder / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{folder / 'run.json'} cannot be read: {error}") from error
+        if not isinstance(info, dict):
+            raise ConfigurationError(f"{folder / 'run.json'} holds no JSON object")
         if info.get("format") != FORMAT:
             raise ConfigurationError(f"{folder} holds a run of format {info.get('format')!r}, expected {FORMAT!r}")
         return cls(folder, info)
+
+    def discard(self) -> None:
+        """Remove a run without trajectories: it was made to see whether it can be."""
+        for name in ("run.json", "trajectories.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others' files came meanwhile, or it is not ours to remove
+            self.path.rmdir()
 
     def record(self, name: str, value: Any) -> None:
         """Add an entry to ``run.json``, which is replaced as a whole."""
@@ -99,29 +113,40 @@ class RunFolder:
             file.write(line.encode())
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """The trajectories in the order in which they ended."""
-        for entry in self._lines():
-            yield trajectory_from_dict(entry)
+        """The trajectories in the order in which they ended.
+
+        Raises:
+            ConfigurationError: a line is no trajectory, or does not add up; it names the line.
+        """
+        path = self.path / "trajectories.jsonl"
+        for number, line in self._lines(path):
+            try:
+                yield trajectory_from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, ToolgymError) as error:
+                raise ConfigurationError(f"{path} line {number} is no trajectory: {described(error)}") from error
 
     @property
     def seconds(self) -> dict[str, float]:
         """Wall time of each environment's collection, where it was recorded as ``"seconds"``."""
-        return dict(self.info.get("seconds", {}))
+        found = self.info.get("seconds")
+        found = found if isinstance(found, dict) else {}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
     def _write_info(self) -> None:
         fresh = self.path / "run.json.new"
         fresh.write_text(json.dumps(self.info, indent=2) + "\n")
         fresh.replace(self.path / "run.json")
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        with (self.path / "trajectories.jsonl").open() as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
-                    warnings.warn(
-                        f"{self.path}: line {number} was cut off while it was written; left out", stacklevel=3
-                    )
-                    return
-                yield json.loads(line)
+    def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
+        try:
+            with path.open(errors="replace") as file:
+                for number, line in enumerate(file, start=1):
+                    if not line.endswith("\n"):
+                        warnings.warn(f"{path} line {number} was cut off while it was written; left out", stacklevel=3)
+                        return
+                    yield number, line
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
 def check_free(path: str | Path) -> None:

@@ -1,7 +1,7 @@
 """Runs and trajectories for the terminal, by rich."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -15,7 +15,7 @@ from toolgym.rollout.report import Summary
 from toolgym.rollout.trajectory import SegmentKind, Trajectory
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
 _STYLES = {SegmentKind.PROMPT: "dim", SegmentKind.ACTION: "bold green", SegmentKind.OBSERVATION: "cyan"}
 
 
@@ -26,10 +26,12 @@ def summary_table(summaries: Sequence[Summary], seconds: Mapping[str, float]) ->
         summaries: by environment.
         seconds: wall time of each environment's collection, for its rate; may lack some.
     """
-    table = Table("", *(summary.env_id for summary in summaries))
+    table = Table("")
+    for summary in summaries:
+        table.add_column(plain(summary.env_id))
     columns = [_column(summary, seconds.get(summary.env_id, 0.0)) for summary in summaries]
     for name in columns[0] if columns else ():
-        table.add_row(name, *(column[name] for column in columns))
+        table.add_row(name, *(plain(column[name]) for column in columns))
     return table
 
 
@@ -63,10 +65,14 @@ class TrajectoryView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What rich prints."""
         yield Panel(self._heading(), title=f"trajectory {self._trajectory.id}", title_align="left")
-        turns = iter(self._trajectory.turns)
+        turns = deque(self._trajectory.turns)
+        said = [message for message in self._trajectory.messages if isinstance(message, AssistantMessage)]
+        given = len(said) - len(turns)  # what the opening prompt let the assistant say was not sampled
         for message in self._trajectory.messages:
             yield from _message(message)
-            if isinstance(message, AssistantMessage) and (turn := next(turns, None)):
+            given -= isinstance(message, AssistantMessage)
+            if isinstance(message, AssistantMessage) and given < 0:
+                turn = turns.popleft()
                 calls = f", calls {', '.join(turn.calls)}" if turn.calls else ""
                 yield Text(f"           {turn.completion_tokens} tokens, {turn.finish_reason}{calls}", style="dim")
         if self._chat is not None:
@@ -85,37 +91,38 @@ class TrajectoryView:
         ]
         if t.failure is not None:
             lines.append(f"failure: {t.failure.kind} in {t.failure.where}: {t.failure.message}")
-        return Group(*(Text(line) for line in lines))
+        return Group(*(plain(line) for line in lines))
 
     def _tokens(self, chat: ChatFormat) -> Text:
         ids = self._trajectory.input_ids
         text = Text()
         for segment in self._trajectory.segments:
-            text.append(_plain(chat.decode(ids[segment.start : segment.end].tolist())), style=_STYLES[segment.kind])
+            part = chat.decode(ids[segment.start : segment.end].tolist())
+            text.append_text(plain(part, _STYLES[segment.kind]))
         return text
 
 
 def _message(message: Message) -> Iterator[Text]:
     if isinstance(message, AssistantMessage):
         if message.reasoning:
-            yield Text(_plain(f"assistant thinks: {message.reasoning}"), style="italic green")
+            yield plain(f"assistant thinks: {message.reasoning}", "italic green")
         if message.content or not message.tool_calls:
-            yield Text(_plain(f"assistant: {message.content}"), style=_STYLES[SegmentKind.ACTION])
+            yield plain(f"assistant: {message.content}", _STYLES[SegmentKind.ACTION])
         for call in message.tool_calls:
             if isinstance(call, InvalidToolCall):
-                yield Text(_plain(f"assistant: bad call {call.raw!r}: {call.error}"), style="bold red")
+                yield plain(f"assistant: bad call {call.raw!r}: {call.error}", "bold red")
             else:
                 said = f"assistant: {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
-                yield Text(_plain(said), style=_STYLES[SegmentKind.ACTION])
+                yield plain(said, _STYLES[SegmentKind.ACTION])
     elif isinstance(message, ToolMessage):
-        yield Text(_plain(f"     tool: {message.content}"), style=_STYLES[SegmentKind.OBSERVATION])
+        yield plain(f"     tool: {message.content}", _STYLES[SegmentKind.OBSERVATION])
     else:
-        yield Text(_plain(f"{to_dict(message)['role']:>9}: {message.content}"), style=_STYLES[SegmentKind.PROMPT])
+        yield plain(f"{to_dict(message)['role']:>9}: {message.content}", _STYLES[SegmentKind.PROMPT])
 
 
-def _plain(text: str) -> str:
-    """Text without control characters, which could paint over what the terminal shows; their pictures instead."""
-    return text.translate(_PICTURES)
+def plain(text: str, style: str = "") -> Text:
+    """Text as it is: no markup, and no control characters, which could paint over what the terminal shows."""
+    return Text(text.translate(_PICTURES), style=style)
 
 
 def _legend() -> Iterator[tuple[str, str]]:

@@ -49,9 +49,9 @@ class CalculatorEnv(ToolEnv):
     def __init__(
         self, *, levels: Sequence[int] = (1, 2, 3), split: Split = "train", task_seed: int = 0, **options: Any
     ) -> None:
-        chosen = tuple(levels)
+        chosen = tuple(levels) if isinstance(levels, Sequence) else ()
         if not chosen or not set(chosen) <= set(LEVELS):
-            raise ConfigurationError(f"expected levels among {LEVELS}, actual {chosen}")
+            raise ConfigurationError(f"expected levels among {LEVELS}, actual {levels!r}")
         tasks = ProceduralTasks(lambda rng: draw(rng, chosen), split=split, seed=task_seed)
         super().__init__(tasks, **options)
 

@@ -39,9 +39,9 @@ class LedgerEnv(ToolEnv):
     def __init__(
         self, *, levels: Sequence[int] = LEVELS, split: Split = "train", task_seed: int = 0, **options: Any
     ) -> None:
-        chosen = tuple(levels)
+        chosen = tuple(levels) if isinstance(levels, Sequence) else ()
         if not chosen or not set(chosen) <= set(LEVELS):
-            raise ConfigurationError(f"expected levels among {LEVELS}, actual {chosen}")
+            raise ConfigurationError(f"expected levels among {LEVELS}, actual {levels!r}")
         self.accounts: dict[str, int] = {}
         super().__init__(ProceduralTasks(lambda rng: draw(rng, chosen), split=split, seed=task_seed), **options)
 
@@ -112,6 +112,8 @@ def draw(rng: np.random.Generator, levels: Sequence[int]) -> Task:
         elif final[source] > 1:
             orders.append((source, target, _move(rng, final, source, target)))
             calls += 1
+    if final == accounts:
+        return draw(rng, levels)  # doing nothing must not leave the right state
     asked = orders[-1][1]
     question = " ".join([*(_words(*order) for order in orders), f"Report {asked}."])
     state = " ".join(f"{name}={accounts[name]}" for name in sorted(accounts))

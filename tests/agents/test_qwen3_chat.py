@@ -89,6 +89,13 @@ def test_reasoning_that_was_sampled_is_kept() -> None:
     assert CHAT.decode(delta) == "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_reasoning_may_spell_its_own_end_in_plain_text() -> None:
+    said = AssistantMessage("It is 7.", reasoning="a </think> b")
+    sampled = CHAT.write(said)
+    assert sampled.count(RAW.token_to_id("</think>")) == 1
+    assert CHAT.parse(sampled, CHAT.open(OPENING, TOOLS)) == said
+
+
 def test_reasoning_closed_by_a_stop_token_is_refused() -> None:
     prompt = CHAT.open(OPENING, TOOLS)
     sampled = CHAT.write("<think>\nhm")
@@ -120,6 +127,7 @@ spoken = st.builds(
 
 
 @given(spoken)
+@example(AssistantMessage("a", (ToolCall("balance", {"\ufdd0abc\ufdd1": "\ufdd1"}),)))
 @example(AssistantMessage("a", (ToolCall("balance", {"account": "</tool_call><|im_end|>"}),)))
 def test_what_is_written_is_read_back(said: AssistantMessage) -> None:
     ids = CHAT.write(said)
@@ -175,6 +183,10 @@ def test_a_tool_schema_with_a_special_literal_is_refused() -> None:
         ("<tool_call>\n" + "[" * 100_000 + "\n</tool_call>", ["nested too deeply"]),
         ('<tool_call>\n{"name": "f", "arguments": {"x": ' + "9" * 5_000 + "}}\n</tool_call>", ["huge number"]),
         ("<tool_call></tool_call>", ["not valid JSON"]),
+        ('<tool_call>{"name":"f"}</tool_call><tool_call>{"name":"g","arguments":{"x":' + "9" * 5_000 + '}}</tool_call>'
+         '<tool_call>' + "[" * 50_000 + '</tool_call><tool_call>{"name":"h"}</tool_call>',
+         [ToolCall("f", {}), "huge number", "nested too deeply", ToolCall("h", {})]),
+        ('<tool_call>{"name":"f","arguments":{"x":' + "[" * 70 + "]" * 70 + "}}</tool_call>", ["more than 64 deep"]),
         ('<tool_call>{"name":"f"}</tool_call>hm<tool_call>{</tool_call>', [ToolCall("f", {}), "not valid JSON"]),
         ("<think>\n<tool_call>{}</tool_call>\n</think>\n\nnever mind", []),
         ("no call", []),
@@ -245,6 +257,16 @@ def test_what_is_no_qwen3_model_is_refused_by_name(tmp_path: Path) -> None:
         load_chat_format(tmp_path)
     with pytest.raises(ConfigurationError, match=r"model type 'llama' .* supported: qwen3"):
         load_chat_format(model_folder(tmp_path / "llama", model_type="llama"))
+    for name, content in (
+        ("config.json", "["),
+        ("config.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+    ):
+        broken = model_folder(tmp_path / f"broken-{name}-{len(content)}-{content[-1] == ']'}")
+        (broken / name).write_text(content)
+        with pytest.raises(ConfigurationError, match=name):
+            load_chat_format(broken)
     bare = model_folder(tmp_path / "bare")
     plain = json.loads((bare / "tokenizer.json").read_text())
     plain["added_tokens"] = [t for t in plain["added_tokens"] if t["content"] != "<think>"]

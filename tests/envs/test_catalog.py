@@ -173,6 +173,9 @@ def test_any_text_has_a_value_or_is_refused(text: str) -> None:
         ("v2 is out", None),
         ("-3, or 10-5", 5),
         ("10,20,30", 30),
+        ("5/12", None),
+        ("12e99 or 12e-5", None),
+        ("1.2.3", None),
         ("1,234,567", 1234567),
         ("9" * 5_000, None),
     ],
@@ -238,8 +241,8 @@ def test_transfers_of_one_message_act_in_their_order() -> None:
 
 def test_money_is_neither_made_nor_lost() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(5_000):
         data = ledger.draw(rng, ledger.LEVELS).data
         assert sum(data["accounts"].values()) == sum(data["final"].values())
         assert min(data["final"].values()) >= 0
-        assert data["accounts"] != data["final"]
+        assert data["accounts"] != data["final"], "doing nothing is no solution"

@@ -5,8 +5,9 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import pytest
 
 from toolgym.envs import EnvironmentFailure, InvalidToolCall, ToolCall, ToolError, Toolset, tool
@@ -76,12 +77,38 @@ async def clings() -> None:
             continue
 
 
+began = asyncio.Event()
+
+
+async def forever() -> None:
+    began.set()
+    await asyncio.sleep(600)
+
+
 def floods() -> str:
     return "x" * 50_000_000
 
 
 def breaks() -> None:
     raise EnvironmentFailure("the box died", kind="box_died")
+
+
+class Odd(BaseException):
+    def __str__(self) -> str:
+        raise Odd
+
+
+async def odd() -> None:
+    raise Odd
+
+
+def picky(key: Annotated[str, pydantic.AfterValidator(lambda key: {"a": 1}[key])]) -> int:
+    return 1
+
+
+def changes(items: Any) -> int:
+    items.append("ADDED")
+    return len(items)
 
 
 def endless() -> Any:
@@ -116,7 +143,7 @@ def speechless() -> None:
 
 TOOLS: tuple[Callable[..., Any], ...] = (
     ok, ok_async, raises, told, exits, exits_async, interrupts, stops, cancels, late, hangs, sleeps, clings, floods,
-    breaks, endless, mute, wrapped, speechless,
+    breaks, forever, odd, picky, changes, endless, mute, wrapped, speechless,
 )  # fmt: skip
 
 
@@ -158,6 +185,8 @@ def call(name: str, **arguments: Any) -> ToolCall:
         (call("endless"), CallStatus.RAISED, "the tool returned a generator, which may have no end"),
         (call("mute"), CallStatus.RAISED, "Error: ValueError: no text"),
         (call("wrapped", x=7), CallStatus.OK, "async 7"),
+        (call("odd"), CallStatus.RAISED, "Error: Odd"),
+        (call("picky", key="zz"), CallStatus.BAD_ARGUMENTS, "Invalid arguments for picky: KeyError: 'zz'"),
         (call("speechless"), CallStatus.RAISED, "Error: Speechless"),
         (call("late"), CallStatus.RAISED, "Error: TimeoutError: of its own"),
         (call("hangs"), CallStatus.TIMEOUT, "hangs timed out after 0.05 seconds"),
@@ -197,6 +226,27 @@ def test_calls_of_one_message_run_together_and_are_answered_in_their_order() -> 
 def test_one_bad_call_does_not_touch_the_others() -> None:
     results = run(call("ok", x=1), call("exits"), call("ok_async", x=2), call("hangs"), call("ok", x=3))
     assert [result.status for result in results] == ["ok", "raised", "ok", "timeout", "ok"]
+
+
+def test_a_tool_that_changes_its_arguments_does_not_change_the_record() -> None:
+    made = call("changes", items=["a"])
+    (result,) = run(made)
+    assert result.message.content == "2"
+    assert made.arguments == {"items": ["a"]}
+
+
+def test_closing_while_a_tool_runs_is_a_failure_not_the_models_error() -> None:
+    async def main() -> None:
+        executor = Executor()
+        runner = ToolRunner(Toolset(TOOLS), executor, timeout=30, max_output_chars=100)
+        running = asyncio.create_task(runner.run([ToolCall("forever", {})]))
+        await began.wait()
+        await executor.aclose()
+        with pytest.raises(EnvironmentFailure, match="closed while tool forever ran") as caught:
+            await running
+        assert caught.value.kind == "closed"
+
+    asyncio.run(main())
 
 
 def test_a_failure_of_the_environment_is_not_told_to_the_model() -> None:

@@ -1,6 +1,9 @@
 """The thread with an event loop: it runs, it is interrupted, and it ends."""
 
 import asyncio
+import contextlib
+import os
+import sys
 import threading
 
 import pytest
@@ -62,3 +65,39 @@ def test_waiting_ends_even_if_the_work_swallows_its_cancellation() -> None:
         assert await within(asyncio.sleep(0, "in time"), 60) == "in time"
 
     asyncio.run(main())
+
+
+async def stray() -> None:
+    sys.exit(3)
+
+
+async def leaves_strays() -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_soon(sys.exit)
+    loop.call_soon(loop.stop)
+    await asyncio.sleep(0)
+    await asyncio.gather(loop.create_task(stray()), return_exceptions=True)
+
+
+def test_what_tools_leave_on_the_loop_cannot_end_it_for_others() -> None:
+    loop = LoopThread("here")
+    with contextlib.suppress(BaseException):
+        loop.run(leaves_strays(), timeout=20)
+    assert loop.run(name()) == "here"
+    loop.close()
+
+
+def test_a_forked_process_is_told_that_the_thread_is_not_there() -> None:
+    loop = LoopThread("here")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            loop.run(name())
+        except ToolgymError as error:
+            os.write(write, str(error).encode())
+        loop.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"does not run in a forked process" in os.read(read, 1_000)
+    loop.close()

@@ -1,6 +1,8 @@
 """A tool environment is a Gymnasium environment, and its failures are never rewards."""
 
 import asyncio
+import os
+import signal
 import threading
 from typing import Any
 
@@ -213,6 +215,8 @@ class Faulty(GuessEnv):
         (SystemExit(3), "raised"),
         (KeyboardInterrupt(), "raised"),
         (asyncio.CancelledError(), "raised"),
+        (GeneratorExit(), "raised"),
+        (BaseExceptionGroup("x", [SystemExit(1)]), "raised"),
         ("hang", "timeout"),
     ],
 )
@@ -228,11 +232,11 @@ def test_hooks_that_fail_are_failures_with_a_kind(where: str, what: Any, kind: s
     env.close()
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", {"a": float("nan")}, None, Score({"a": 1}, {"a": float("nan")}), np.ones(3), 10**400, {"a": 1e308, "b": 1e308}])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "good", {"a": float("nan")}, None, Score({"a": 1}, {"a": float("nan")}), np.ones(3), 10**400, {"a": 1e308, "b": 1e308}, {}, {"_a": 1}, {1: 1.0}])  # fmt: skip  # noqa: E501
 def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: Any) -> None:
     env = Faulty("score", reward)
     env.reset()
-    with pytest.raises(EnvironmentFailure, match="not a finite number") as caught:
+    with pytest.raises(EnvironmentFailure, match=r"not a finite number|need names") as caught:
         env.step(say("done"))
     assert caught.value.kind == "bad_reward"
     env.close()
@@ -241,10 +245,12 @@ def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: Any) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tool_timeout": 0}, "expected tool_timeout above 0, actual 0"),
-        ({"max_output_chars": -1}, "expected max_output_chars above 0"),
-        ({"max_steps": 0}, "expected max_steps above 0"),
-        ({"hook_timeout": float("nan")}, "expected hook_timeout above 0"),
+        ({"tool_timeout": 0}, "expected tool_timeout as a number above 0, actual 0"),
+        ({"max_output_chars": -1}, "expected max_output_chars as an int above 0"),
+        ({"max_steps": 0}, "expected max_steps as an int above 0"),
+        ({"hook_timeout": float("nan")}, "expected hook_timeout as a number above 0"),
+        ({"tool_timeout": "a"}, "expected tool_timeout as a number above 0, actual 'a'"),
+        ({"max_output_chars": 0.5}, "expected max_output_chars as an int"),
         ({"render_mode": "human"}, "expected render_mode 'ansi' or None"),
     ],
 )
@@ -317,9 +323,37 @@ def test_an_environment_without_a_score_is_refused_when_it_is_made() -> None:
         Scoreless(["task"])
 
 
-def test_an_environment_without_tasks_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected at least one task"):
-        ToolEnv.from_functions([], [], lambda episode: 0.0)
+@pytest.mark.parametrize(
+    ("tools", "tasks", "said"),
+    [
+        ([], [], "expected at least one task"),
+        ([], "abc", "expected a list of tasks"),
+        ([], None, "expected a list of tasks"),
+        ([], ["a", 1], "expected tasks as Task or str, actual 1"),
+        ([5], ["a"], "expected a function as a tool, actual 5"),
+        ([int], ["a"], "expected a function as a tool"),
+    ],
+)
+def test_what_makes_no_environment_is_refused(tools: Any, tasks: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ToolEnv.from_functions(tools, tasks, lambda episode: 0.0)
+
+
+def test_an_interrupted_step_leaves_no_episode_to_score() -> None:
+    class Interrupted(GuessEnv):
+        @tool
+        async def press(self) -> None:
+            """Press Ctrl-C."""
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+
+    env = Interrupted()
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(say("", ("press", {})))
+    with pytest.raises(ResetNeededError):
+        env.step(say("done"))
+    env.close()
 
 
 def test_plain_functions_make_an_environment() -> None:

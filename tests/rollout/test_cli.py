@@ -8,10 +8,11 @@ from helpers import echo_twice, vector
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.scripted_policy import ScriptedPolicy
-from toolgym.envs import AssistantMessage
+from toolgym.envs import AssistantMessage, Failure
 from toolgym.rollout import cli
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.store import RunFolder
+from toolgym.rollout.trajectory import StopReason, Trajectory
 
 
 def toolgym(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -44,6 +45,11 @@ CALCULATOR = "toolgym/Calculator-v0"
         ([CALCULATOR, "--top-p", "0"], "expected top_p in (0, 1], actual 0.0"),
         ([CALCULATOR, "--env-option", "levels=[9]"], "expected levels among"),
         ([CALCULATOR, "--env-option", "colour=red"], "unexpected keyword argument 'colour'"),
+        ([CALCULATOR, "--env-option", "tool_timeout=500"], "one tool call of the environment may take 500 s"),
+        ([CALCULATOR, "--env-option", "task_seed=1.5"], "expected a task seed of 0 or more, actual 1.5"),
+        ([CALCULATOR, "--env-option", "vectorization_mode=foo"], "Invalid vectorization mode"),
+        (["a:b:c"], "no environment 'a:b:c'"),
+        ([":"], "no environment ':'"),
         ([CALCULATOR, "--env-option", "levels"], "expected --env-option name=value"),
     ],
 )
@@ -122,6 +128,30 @@ def test_show_finds_failures_and_refuses_unknown_ids(
     assert "no trajectory '7.7'" in capsys.readouterr().err
     assert toolgym(monkeypatch, "show", run / "nowhere") == 2
     assert "no run in" in capsys.readouterr().err
+
+
+def test_what_cannot_be_a_folder_is_found_before_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert toolgym(monkeypatch, "run", CALCULATOR, "--out", "/dev/null/x") == 2
+    assert "no run folder can be made at /dev/null/x" in capsys.readouterr().err
+
+
+def test_names_and_failures_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", {"model": 5})
+    trajectory = Trajectory("[b]env[/x]", "\x1b[31m:x: \ud800", 0, 0, 0)
+    trajectory.stop_reason, trajectory.failure = StopReason.POLICY_FAILURE, Failure("bad[/x]", "[red]", ":x: \x1b[2J")
+    folder.append(trajectory)
+    assert toolgym(monkeypatch, "show", folder.path) == 0
+    assert toolgym(monkeypatch, "show", folder.path, "0.0") == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    for part in ("[b]env[/x]", "bad[/x]", "[red]", ":x:"):
+        assert part in shown
+    assert toolgym(monkeypatch, "show", folder.path, "--svg", "/nonexistent/x.svg") == 2
+    assert "/nonexistent/x.svg cannot be written" in capsys.readouterr().err
 
 
 def test_control_characters_of_models_and_tools_cannot_paint_over_the_terminal(

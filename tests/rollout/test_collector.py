@@ -1,20 +1,25 @@
 """Every trajectory asked for comes back, each with the reason for its end; nothing touches its neighbours."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import tokenizers
 from helpers import EchoEnv, JitteryPolicy, TroubledPolicy, call, echo_twice, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused
-from toolgym.agents.policy import FinishReason, PolicyFailure, SampleRequest
+from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest
+from toolgym.agents.qwen3_chat import Qwen3ChatFormat
 from toolgym.agents.scripted_policy import Script, ScriptedPolicy
+from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import (
     AssistantMessage,
     ConfigurationError,
@@ -376,6 +381,78 @@ def test_no_request_is_left_on_the_loop(chat: ChatFormat) -> None:
     envs.close()
 
 
+def test_a_stream_that_is_dropped_is_stopped_even_by_the_loops_own_thread(chat: ChatFormat) -> None:
+    envs = vector(2, count=200)
+    dropped: list[Any] = []
+    asked = 0
+
+    def script(request: SampleRequest, member: int) -> AssistantMessage:
+        nonlocal asked
+        asked += 1
+        if dropped:
+            dropped.clear()
+            gc.collect()
+        return call()
+
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.me, holder.stream = holder, Collector(envs, ScriptedPolicy(chat, script), chat).stream(200)  # type: ignore[attr-defined]
+    next(holder.stream)  # type: ignore[attr-defined]
+    dropped.append(holder)
+    del holder
+    while dropped:
+        envs.loop.run(asyncio.sleep(0))
+    after = asked
+    for _ in range(200):
+        envs.loop.run(asyncio.sleep(0))
+    assert asked < after + 20
+    envs.reset()
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (lambda c: {"finish_reason": "lenght"}, "finish reason 'lenght'"),
+        (lambda c: {"token_ids": c.token_ids.tolist()}, "token_ids that are no flat array"),
+        (lambda c: {"token_ids": -c.token_ids - 1}, "the token id -"),
+        (lambda c: {"logprobs": c.logprobs[:, None]}, "logprobs that are no flat array"),
+        (lambda c: {"versions": np.array([object()] * len(c.versions))}, "versions that are no flat array"),
+        (lambda c: dict.fromkeys(("token_ids",), np.tile(c.token_ids, 99)), "tokens"),
+    ],
+)
+def test_a_policy_that_returns_nonsense_is_a_policy_failure(
+    chat: ChatFormat, tamper: Callable[[Completion], dict[str, Any]], said: str
+) -> None:
+    class Wrong(ScriptedPolicy):
+        async def sample(self, request: SampleRequest) -> list[Completion]:
+            (good,) = await super().sample(request)
+            columns = {f: getattr(good, f) for f in ("token_ids", "logprobs", "versions", "finish_reason")}
+            return [Completion(**{**columns, **tamper(good)})]
+
+    envs = vector(1)
+    (trajectory,) = Collector(envs, Wrong(chat, echo_twice), chat).collect(1)
+    envs.close()
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.POLICY_FAILURE, None)
+    assert trajectory.failure is not None
+    assert said in trajectory.failure.message
+
+
+def test_a_completion_longer_than_asked_for_is_a_policy_failure(chat: ChatFormat) -> None:
+    class Long(ScriptedPolicy):
+        async def sample(self, request: SampleRequest) -> list[Completion]:
+            return await super().sample(replace(request, max_tokens=10_000))
+
+    envs = vector(1)
+    limits = Limits(max_completion_tokens=5)
+    (trajectory,) = Collector(envs, Long(chat, echo_twice), chat, limits).collect(1)
+    envs.close()
+    assert trajectory.failure is not None
+    assert "tokens where max_tokens is 5" in trajectory.failure.message
+
+
 turns_ = st.lists(
     st.lists(st.text(max_size=8), min_size=1, max_size=3) | st.sampled_from(["<tool_call>{</tool_call>", "bare"]),
     max_size=5,
@@ -428,15 +505,13 @@ def test_an_episode_that_runs_out_of_time_is_scored(chat: ChatFormat) -> None:
 
 
 def test_a_turn_that_the_format_cannot_continue_ends_the_episode_with_a_score(chat: ChatFormat) -> None:
-    class Refusing:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(chat, name)
-
+    class Refusing(Qwen3ChatFormat):
         def extend(self, *args: Any) -> list[int]:
             raise TemplateRefused("no")
 
     envs = vector(1)
-    collector = Collector(envs, ScriptedPolicy(chat, says(call())), Refusing())  # type: ignore[arg-type]
+    refusing = Refusing(tokenizers.Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json")))
+    collector = Collector(envs, ScriptedPolicy(chat, says(call())), refusing)
     (trajectory,) = collector.collect(1)
     envs.close()
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TEMPLATE_REFUSED, 0.25)
@@ -522,7 +597,13 @@ class Small:
     [
         ({"envs": gymnasium.vector.SyncVectorEnv([EchoEnv])}, "expected a ToolVectorEnv without wrappers"),
         ({"schedule": "sideways"}, "expected a schedule among overlap, lockstep, actual 'sideways'"),
-        ({"seed": -1}, "expected a seed of 0 or more"),
+        ({"schedule": []}, "expected a schedule among"),
+        ({"seed": -1}, "expected seed as an int of 0 or more, actual -1"),
+        ({"seed": 1.5}, "expected seed as an int of 0 or more"),
+        ({"policy": None}, "expected policy as a Policy, actual None"),
+        ({"chat": None}, "expected chat as a ChatFormat"),
+        ({"limits": None}, "expected limits as a Limits"),
+        ({"sampling": 0.7}, "expected sampling as a Sampling"),
         ({"policy": Small()}, "lower the limit, or give the policy a larger max_model_len"),
     ],
 )
@@ -535,8 +616,10 @@ def test_wrong_settings_are_refused_when_the_collector_is_made(
     envs.close()
 
 
-@pytest.mark.parametrize(("tasks", "group"), [(1, 0), (-1, 1), (9, 1)])
-def test_wrong_numbers_are_refused_before_anything_runs(chat: ChatFormat, tasks: int, group: int) -> None:
+@pytest.mark.parametrize(
+    ("tasks", "group"), [(1, 0), (-1, 1), (9, 1), ("ab", 1), ([None], 1), (1.5, 1), (True, 1), (1, "2"), (None, 1)]
+)
+def test_wrong_numbers_are_refused_before_anything_runs(chat: ChatFormat, tasks: Any, group: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         collect(chat, echo_twice, tasks, group)
 

@@ -125,6 +125,36 @@ def test_a_run_goes_on_behind_a_line_that_was_cut_off(chat: ChatFormat, tmp_path
     assert list(folder.trajectories()) == [trajectories[1]]
 
 
+@pytest.mark.parametrize("content", ["", "[1]", "{", "\0\1"])
+def test_a_broken_run_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"run\.json"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", "[1, 2]", "{", '{"id": "9.9"}', "\udcff", "null"])
+def test_a_broken_line_is_named(chat: ChatFormat, tmp_path: Path, line: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", {"seconds": [1], "model": 5})
+    folder.append(collected(chat)[0])
+    with (folder.path / "trajectories.jsonl").open("a", errors="surrogateescape") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigurationError, match=r"trajectories\.jsonl line 2 is no trajectory"):
+        list(folder.trajectories())
+    assert folder.seconds == {}
+    (folder.path / "trajectories.jsonl").unlink()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        list(folder.trajectories())
+
+
+def test_a_run_that_is_discarded_leaves_nothing_but_what_others_put_there(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {}).discard()
+    assert not (tmp_path / "run").exists()
+    kept = RunFolder.create(tmp_path / "kept", {})
+    (kept.path / "thesis.txt").write_text("precious")
+    kept.discard()
+    assert [path.name for path in kept.path.iterdir()] == ["thesis.txt"]
+
+
 @pytest.mark.parametrize("path", ["/dev/null/run", "/proc/run"])
 def test_a_folder_that_cannot_be_made_is_refused(path: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no run folder can be made|not an empty folder"):
