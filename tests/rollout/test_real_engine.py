@@ -72,7 +72,7 @@ def test_groups_have_a_spread(sampled: list[Trajectory]) -> None:
         for trajectory in sampled:
             if trajectory.env_id == env_id:
                 groups.setdefault(trajectory.task_index, set()).add(trajectory.solved)
-        assert sum(len(outcomes) == 2 for outcomes in groups.values()) >= 3
+        assert sum(len(outcomes) == 2 for outcomes in groups.values()) >= 2
 
 
 @pytest.mark.parametrize(("env_id", "share"), [("toolgym/Calculator-v0", 0.8), ("toolgym/Ledger-v0", 0.5)])
