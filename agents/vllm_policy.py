@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "PYTHONWARNINGS": "ignore",
 }
 # What the CPU engine needs: float32 (bfloat16 is several times slower there), and no chunked prefill, since a request
 # with a seed kills the engine once its prefill is chunked ("CPU Generator does not use offset").
@@ -66,6 +68,7 @@ class VLLMPolicy:
                 _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine),
                 timeout=_STARTING,
             )
+            self._loop.run(self._warm_up(), timeout=_STARTING)
         except BaseException:
             self._loop.close()
             raise
@@ -107,6 +110,14 @@ class VLLMPolicy:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _warm_up(self) -> None:
+        """The first requests of an engine take seconds; they belong to its start, not to anybody's episode."""
+        try:
+            await self._sample(SampleRequest((0,), max_tokens=2, n=2, seed=0))
+        except BaseException:
+            self._engine.shutdown(timeout=_GRACE)
+            raise
 
     async def _sample(self, request: SampleRequest) -> list[Completion]:
         from vllm.exceptions import VLLMClientError, VLLMError  # noqa: PLC0415 - heavy
@@ -195,6 +206,9 @@ def _environment() -> Iterator[None]:
 
 async def _make(model: str, **options: Any) -> Any:
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM's own imports
+            import vllm  # noqa: F401, PLC0415 - heavy
         from vllm import AsyncEngineArgs  # noqa: PLC0415 - heavy
         from vllm.platforms import current_platform  # noqa: PLC0415 - heavy
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - heavy

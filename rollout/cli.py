@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import gymnasium
 import typer
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -108,7 +110,9 @@ def show(
         console.print(TrajectoryView(_find(folder, trajectory), _chat_of(folder, console)))
     if svg is not None:
         try:
-            console.save_svg(str(svg), title=f"toolgym show {path.name}")
+            # The picture stands alone: rich's own format would load a font from the web.
+            form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+            svg.write_text(console.export_svg(title=f"toolgym show {path.name}", code_format=form))
         except OSError as error:
             raise ConfigurationError(f"{svg} cannot be written: {error}") from error
 

@@ -119,6 +119,13 @@ def test_colours_tell_action_tokens_from_the_others(
     assert "\x1b[36m" in shown
 
 
+def test_show_draws_a_picture_that_stands_alone(monkeypatch: pytest.MonkeyPatch, run: Path, tmp_path: Path) -> None:
+    assert toolgym(monkeypatch, "show", run, "--svg", tmp_path / "table.svg") == 0
+    picture = (tmp_path / "table.svg").read_text()
+    assert "EchoEnv" in picture
+    assert "url(http" not in picture
+
+
 def test_show_finds_failures_and_refuses_unknown_ids(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path
 ) -> None:
