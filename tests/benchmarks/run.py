@@ -23,6 +23,13 @@ from toolgym.rollout.collector import Collector
 from toolgym.rollout.limits import Limits
 
 RESULTS = Path(__file__).with_name("results.md")
+NOTES = """\
+What limits a figure that misses its goal. extend + parse: the renderers library, which encodes each part of a
+turn by itself and attributes every token to its text; it is flat in the history. CPU a turn: a third of it is
+that, the rest the scripted policy's own writing, asyncio tasks, and a thread each for `setup` and `score` of
+every episode. Rollout against the bare engine: on 2 cores, tokenising, tools and the collector share the cores
+with the engine.
+"""
 LIMITS = Limits(max_trajectory_tokens=2_048, max_completion_tokens=256)
 
 
@@ -150,14 +157,8 @@ def main() -> None:
     rows = [f"| {f.what} | {f.value} | {f.goal} |" for f in figures]
     table = "\n".join(["| what | measured | goal |", "|---|---|---|", *rows])
     head = f"# Benchmark results\n\nBy `make bench`, Python {platform.python_version()}, 2 cores. Trust the ratios.\n\n"
-    notes = (
-        "\nWhat limits a figure that misses its goal. extend + parse: the renderers library, which encodes each part of\n"
-        "a turn by itself and attributes every token to its text; it is flat in the history. CPU a turn: a third of it is\n"
-        "that, the rest asyncio tasks and a thread each for `setup` and `score` of every episode. Rollout against the\n"
-        "bare engine: on 2 cores, tokenising, tools and the collector share the cores with the engine.\n"
-    )
     print(table)
-    RESULTS.write_text(head + table + "\n" + notes)
+    RESULTS.write_text(f"{head}{table}\n\n{NOTES}")
 
 
 if __name__ == "__main__":
