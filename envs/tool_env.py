@@ -22,7 +22,7 @@ from toolgym.envs.rewards import Episode, ScoreLike, as_score
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task, TaskSource, as_source
 from toolgym.envs.tools import Tool, Toolset
-from toolgym.envs.waiting import Overdue
+from toolgym.envs.waiting import Overdue, located
 
 _T = TypeVar("_T")
 Step: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
@@ -296,7 +296,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         except Overdue as error:
             raise EnvironmentFailure(f"{name} took over {self._hook_timeout:g} s", kind=f"{name}_timeout") from error
         except Exception as error:  # an author's hook may raise anything: a failure, never a reward
-            raise EnvironmentFailure(f"{type(error).__name__}: {error}", kind=f"{name}_raised") from error
+            raise EnvironmentFailure(located(error), kind=f"{name}_raised") from error
 
 
 class _FunctionsEnv(ToolEnv):

@@ -117,6 +117,8 @@ class Tool:
         Raises:
             ToolError: naming every wrong argument, what was expected and what was given, in words for the model.
         """
+        if not isinstance(arguments, Mapping):
+            raise ToolError(f"Invalid arguments for {self.name}: expected a JSON object, got {arguments!r:.100}.")
         try:
             # Copied: what a tool does to its arguments must not change the record of the call.
             checked = self._model.model_validate(copy.deepcopy(dict(arguments)))

@@ -77,7 +77,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self.observation_space = Tuple([MessagesSpace() for _ in self.envs])
         names = tuple(first.tools)
         self.action_space = Tuple([AssistantMessageSpace(names, optional=True) for _ in self.envs])
-        self.loop = LoopThread("toolgym environments")
+        self.loop = LoopThread("the loop of the environments")
         self._last: list[Observation] = [()] * self.num_envs
         self._needs_reset = np.ones(self.num_envs, dtype=np.bool_)
         self._begun = False
@@ -177,6 +177,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             ConfigurationError: fewer than ``min_count`` actions are in flight.
             ToolgymError: nothing arrived in time.
         """
+        if not self._in_flight:
+            raise ConfigurationError("no slot is in flight: send() first")
         if not 1 <= min_count <= len(self._in_flight):
             raise ConfigurationError(f"expected min_count in [1, {len(self._in_flight)}], actual {min_count}")
         arrived: list[tuple[int, Step]] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import traceback
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -70,6 +71,12 @@ def described(raised: BaseException) -> str:
         return f"{type(raised).__name__}: {raised}"
     except BaseException:  # noqa: BLE001 - code of somebody else's, whose type is enough
         return type(raised).__name__
+
+
+def located(raised: BaseException) -> str:
+    """An exception's type and text, and the line that raised it."""
+    frames = traceback.extract_tb(raised.__traceback__)
+    return f"{described(raised)} ({frames[-1].filename}:{frames[-1].lineno})" if frames else described(raised)
 
 
 def take_outcome(task: "asyncio.Future[Any]") -> None:

@@ -1,11 +1,12 @@
-"""The command line: ``toolgym run``, ``toolgym show``, ``toolgym envs``."""
+"""Tool use by language models as vectorized Gymnasium environments: collect, look at what came out, list."""
 
 import contextlib
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from rich.table import Table
 from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
 from toolgym.agents.policy import Sampling
 from toolgym.agents.tiny import TINY_MODEL
-from toolgym.envs import ConfigurationError, ToolgymError, ToolVectorEnv, tool_env_ids
+from toolgym.envs import ConfigurationError, Task, ToolgymError, ToolVectorEnv, tool_env_ids
 from toolgym.rollout.collector import Collector, check_time, take_tasks
 from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.limits import Limits
@@ -29,7 +30,9 @@ from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import TrajectoryView, plain, summary_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 _FIRST: dict[str, Callable[[Trajectory], bool]] = {
     "solved": lambda trajectory: trajectory.solved,
     "unsolved": lambda trajectory: not trajectory.solved,
@@ -42,7 +45,9 @@ def run(
     env: Annotated[list[str], typer.Argument(help="Environments by id, e.g. toolgym/Calculator-v0, or module:id.")],
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     model: Annotated[str, typer.Option(help="A model folder, or 'tiny' for the embedded model.")] = "tiny",
-    tasks: Annotated[int, typer.Option(help="Tasks of each environment.", min=1)] = 16,
+    tasks: Annotated[
+        int | None, typer.Option(help="Tasks of each environment; by default 16, or all where there are fewer.", min=1)
+    ] = None,
     group: Annotated[int, typer.Option(help="Trajectories of each task.", min=1)] = 4,
     slots: Annotated[int, typer.Option(help="Episodes in flight.", min=1)] = 64,
     schedule: Annotated[ScheduleName, typer.Option(help="How slots advance.")] = "overlap",
@@ -71,9 +76,10 @@ def run(
     sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
+        chosen: list[Sequence[Task]] = []
         for vector in vectors:
             stack.callback(vector.close)
-            take_tasks(vector, tasks)
+            chosen.append(take_tasks(vector, tasks or min(16, vector.tasks.size or 16)))
             check_time(vector, limits)
         RunFolder.create(out, {"environments": env}).discard()
         from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
@@ -86,10 +92,16 @@ def run(
             Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)
             for vector, name in zip(vectors, env, strict=True)
         ]
-        settings = {"model": model, "env_options": options, "tasks": tasks, "group_size": group, "seed": seed}
+        settings = {
+            "model": model,
+            "env_options": options,
+            "tasks": [len(some) for some in chosen],
+            "group_size": group,
+            "seed": seed,
+        }
         configs = [collector.config() for collector in collectors]
         run_folder = RunFolder.create(out, {**settings, "environments": env, "collectors": configs})
-        _collect(console, collectors, tasks, group, run_folder)
+        _collect(console, collectors, chosen, group, run_folder)
         console.print(summary_table(summarize(run_folder.trajectories()), run_folder.seconds))
 
 
@@ -121,8 +133,12 @@ def _find(folder: RunFolder, trajectory: str) -> Trajectory:
     wanted = _FIRST.get(trajectory)
     found = next((t for t in folder.trajectories() if (wanted(t) if wanted else t.id == trajectory)), None)
     if found is None:
-        known = ", ".join(t.id for t in folder.trajectories())
-        raise ConfigurationError(f"no trajectory {trajectory!r} in {folder.path}; there are: {known:.200}")
+        known = sorted((t.task_index, t.member) for t in folder.trajectories())
+        if wanted:
+            raise ConfigurationError(f"none of the {len(known)} trajectories in {folder.path} is {trajectory}")
+        ids = f"ids go from {known[0][0]}.{known[0][1]} to {known[-1][0]}.{known[-1][1]}" if known else "it has none"
+        names = ", ".join(_FIRST)
+        raise ConfigurationError(f"no trajectory {trajectory!r} in {folder.path}: {ids}; or say {names} for the first")
     return found
 
 
@@ -140,6 +156,7 @@ def envs() -> None:
 
 def main() -> None:
     """The entry point: errors of the user's are one line, not a trace."""
+    sys.path.insert(0, os.getcwd())  # as python -m does: for environments as module:id
     try:
         app()
     except ToolgymError as error:
@@ -147,18 +164,22 @@ def main() -> None:
         sys.exit(2)
 
 
-def _collect(console: Console, collectors: list[Collector], tasks: int, group: int, folder: RunFolder) -> None:
-    for position, collector in enumerate(collectors):
-        count, began = Count(total=tasks * group), time.monotonic()
+def _collect(
+    console: Console, collectors: list[Collector], chosen: list[Sequence[Task]], group: int, folder: RunFolder
+) -> None:
+    first = 0
+    for collector, tasks in zip(collectors, chosen, strict=True):
+        count, began = Count(total=len(tasks) * group), time.monotonic()
         with _progress(console) as progress:
             bar = progress.add_task(collector.env_id or "", total=count.total, solved=0, failed=0, tokens=0)
-            for trajectory in collector.stream(tasks, group, first_index=position * tasks):
+            for trajectory in collector.stream(tasks, group, first_index=first):
                 folder.append(trajectory)
                 count = count.plus(trajectory)
                 progress.update(
                     bar, completed=count.finished, solved=count.solved, failed=count.failed, tokens=count.sampled_tokens
                 )
                 folder.record("seconds", {**folder.seconds, collector.env_id or "": time.monotonic() - began})
+        first += len(tasks)
 
 
 def _progress(console: Console) -> Progress:

@@ -266,7 +266,9 @@ def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Tas
     _check_count("tasks", tasks, least=0)
     size = envs.tasks.size
     if size is not None and int(tasks) > size:
-        raise ConfigurationError(f"expected up to {size} tasks, which is what the source has, actual {tasks}")
+        raise ConfigurationError(
+            f"the environment has {size} tasks, {tasks} were asked for: a larger group runs each again"
+        )
     return envs.tasks.take(int(tasks))
 
 

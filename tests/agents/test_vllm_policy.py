@@ -118,7 +118,8 @@ def test_cancelling_aborts_and_the_engine_goes_on(engine: VLLMPolicy, chat: Chat
     [
         ({"enable_chunked_prefill": True}, "leave it off"),
         ({"colour": "red"}, "an engine option is not vLLM's: .*colour"),
-        ({"max_model_len": 10_000_000}, "vLLM cannot start on"),
+        ({"max_model_len": 10_000_000}, "takes at most 4096 tokens"),
+        ({"quantization": "nonsense"}, "vLLM cannot start on"),
     ],
 )
 def test_wrong_engine_options_are_refused(options: dict[str, object], said: str) -> None:

@@ -71,6 +71,11 @@ def test_wrong_arguments_are_named_in_words_for_the_model(arguments: dict[str, A
     assert "Expected arguments: colour, at, layers, mode." in str(caught.value)
 
 
+def test_arguments_that_are_no_object_are_refused_in_words() -> None:
+    with pytest.raises(ToolError, match="expected a JSON object, got 'red'"):
+        Tool(paint).validate("red")  # type: ignore[arg-type]
+
+
 def test_parameters_may_have_any_name() -> None:
     def odd(json: int, copy: str, model_config: int, self_: int = 0) -> int:
         return json

@@ -132,7 +132,7 @@ def test_show_finds_failures_and_refuses_unknown_ids(
     assert toolgym(monkeypatch, "show", run, "failed") == 0
     assert "failure: box_died in step: the box died" in capsys.readouterr().out
     assert toolgym(monkeypatch, "show", run, "7.7") == 2
-    assert "no trajectory '7.7'" in capsys.readouterr().err
+    assert "ids go from 0.0 to 2.0; or say solved, unsolved, failed" in capsys.readouterr().err
     assert toolgym(monkeypatch, "show", run / "nowhere") == 2
     assert "no run in" in capsys.readouterr().err
 
@@ -175,6 +175,19 @@ def test_control_characters_of_models_and_tools_cannot_paint_over_the_terminal(
     assert "\x1b" not in shown
     assert "\x9b" not in shown
     assert "\u241b[31mred" in shown
+
+
+def test_an_environment_of_ones_own_module_is_found_in_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "my_envs.py").write_text(
+        "import toolgym.envs as tg\n"
+        "tg.register_env('my/One-v0', lambda **o: tg.ToolEnv.from_functions([], ['one'], lambda e: 1.0, **o))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert toolgym(monkeypatch, "run", "my_envs:my/One-v0", "--tasks", "2", "--out", tmp_path / "out") == 2
+    assert "the environment has 1 tasks, 2 were asked for" in capsys.readouterr().err
 
 
 def test_envs_lists_what_is_registered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
