@@ -266,9 +266,7 @@ def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Tas
     _check_count("tasks", tasks, least=0)
     size = envs.tasks.size
     if size is not None and int(tasks) > size:
-        raise ConfigurationError(
-            f"the environment has {size} tasks, {tasks} were asked for: a larger group runs each again"
-        )
+        raise ConfigurationError(f"expected up to {size} tasks, all that there are; {tasks} were asked for")
     return envs.tasks.take(int(tasks))
 
 

@@ -187,7 +187,7 @@ def test_an_environment_of_ones_own_module_is_found_in_the_current_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert toolgym(monkeypatch, "run", "my_envs:my/One-v0", "--tasks", "2", "--out", tmp_path / "out") == 2
-    assert "the environment has 1 tasks, 2 were asked for" in capsys.readouterr().err
+    assert "expected up to 1 tasks, all that there are; 2 were asked for" in capsys.readouterr().err
 
 
 def test_envs_lists_what_is_registered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
