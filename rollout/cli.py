@@ -25,6 +25,7 @@ from toolgym.rollout.collector import Collector, check_time, take_tasks
 from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.report import summarize
+from toolgym.rollout.sandbox_cli import app as sandbox_app
 from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.trajectory import Trajectory
@@ -33,6 +34,7 @@ from toolgym.rollout.viewer import TrajectoryView, plain, summary_table
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+app.add_typer(sandbox_app, name="sandbox")
 _FIRST: dict[str, Callable[[Trajectory], bool]] = {
     "solved": lambda trajectory: trajectory.solved,
     "unsolved": lambda trajectory: not trajectory.solved,
