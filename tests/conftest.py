@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 
 import docker
-
 import pytest
 
 from toolgym.agents.chat import ChatFormat, load_chat_format
@@ -27,7 +26,7 @@ def engine() -> Iterator[VLLMPolicy]:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> None:
-    """A Docker engine answers. Tests that need one fail without it, unless TOOLGYM_NO_DOCKER=1 says that none is there."""
+    """A Docker engine. Tests that need one fail without it, unless TOOLGYM_NO_DOCKER=1 says that none is there."""
     if os.environ.get("TOOLGYM_NO_DOCKER") == "1":
         pytest.skip("no Docker engine (TOOLGYM_NO_DOCKER=1)")
     try:

@@ -14,11 +14,12 @@ _NOBODY = 1_999_999_999  # nobody's, also not the one of that name
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc tells of it: its number, its parent's, its real uid, and whether anything of it still runs."""
+    """A process as /proc tells of it; ``alive`` if anything of it still runs."""
 
     pid: int
     parent: int
     uid: int
+    session: int
     alive: bool
 
 
@@ -71,36 +72,39 @@ def kill_uid(uid: int, reaper: Reaper) -> bool:
     return _until_none(strike, reaper)
 
 
-def kill_descendants(spared: Iterable[int], reaper: Reaper, root: int | None = None) -> bool:
-    """End every descendant of a process (of this one) but for the spared ones and theirs; whether none is left.
+def kill_descendants(spared: Iterable[int], reaper: Reaper) -> bool:
+    """End every descendant that is code's, but for the spared ones and theirs; whether none is left.
 
-    All are stopped first: stopped processes cannot fork, and still count against their limit.
+    All are stopped first: stopped processes cannot fork, and still count against their limit. Templates and their
+    forks that wait for an order are in the worker's session, which code has left, and to which there is no way back.
     """
-    spare, top = frozenset(spared), root or os.getpid()
+    spare = frozenset(spared)
 
     def strike() -> list[int]:
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in descendants(top, spare):
+            for pid in descendants(os.getpid(), spare):
                 try:
                     os.kill(pid, number)
                 except (ProcessLookupError, PermissionError):
                     continue
-        return descendants(top, spare)
+        return descendants(os.getpid(), spare)
 
     return _until_none(strike, reaper)
 
 
 def descendants(root: int, spared: frozenset[int]) -> list[int]:
-    """The living processes below a process, without the spared ones and what is below them."""
+    """The living processes of other sessions below a process, without the spared ones and what is below them."""
     children: dict[int, list[Process]] = {}
-    for process in processes():
+    everything = processes()
+    own = next((process.session for process in everything if process.pid == root), 0)
+    for process in everything:
         children.setdefault(process.parent, []).append(process)
     found, waiting = [], [root]
     while waiting:
         for process in children.get(waiting.pop(), ()):
             if process.pid not in spared:
                 waiting.append(process.pid)
-                if process.alive:
+                if process.alive and process.session != own:
                     found.append(process.pid)
     return found
 
@@ -120,7 +124,9 @@ def processes() -> list[Process]:
         ended = _field(text, b"\nState:\t")[:1] in (b"Z", b"X")
         # A process whose first thread has ended looks like that too, while others of its threads run.
         alive = not ended or int(_field(text, b"\nThreads:\t")) > 1
-        found.append(Process(int(name), int(_field(text, b"\nPPid:\t")), int(_field(text, b"\nUid:\t")), alive))
+        parent, uid = int(_field(text, b"\nPPid:\t")), int(_field(text, b"\nUid:\t"))
+        session = int(text[text.index(b"\nNSsid:\t") + 8 :].split(b"\n", 1)[0].split()[-1])
+        found.append(Process(int(name), parent, uid, session, alive))
     return found
 
 

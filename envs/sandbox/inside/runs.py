@@ -190,14 +190,9 @@ class Runs:
         if uid is not None:
             return kill_uid(uid, self._reaper)
         session = self._session.pid if self._session is not None and self._session is not job else None
-        templates = [self._lean.pid, self._rich.pid]
-        spared = templates if session is None else [*templates, session]
         if job is not None and job.pid not in self._reaper.exits:
             job.signal(signal.SIGKILL)
-        ended = kill_descendants(spared, self._reaper)
-        for template in templates:  # all are looked at: what one has left may be below the other
-            ended = kill_descendants(spared, self._reaper, root=template) and ended
-        return ended
+        return kill_descendants([] if session is None else [session], self._reaper)
 
     def _await_exit(self, job: Job) -> None:
         """Its exit is there, or will be in a moment: it has been killed."""

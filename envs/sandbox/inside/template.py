@@ -167,41 +167,63 @@ def _serve(settings: Settings, channel: socket.socket, modules: Sequence[str]) -
 
 
 def _fork_on_demand(settings: Settings, channel: socket.socket) -> None:
-    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    """Keep one fork ready, which takes the next order; fork another when it has; tell of exits.
+
+    Forking takes as long as a small snippet: so it is done before anybody waits for it.
+    """
+    wake, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    taken, taking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     events = select.poll()
-    events.register(3, select.POLLIN)
-    events.register(read_end, select.POLLIN)
+    events.register(3, 0)  # its end alone: orders are for the fork
+    events.register(wake, select.POLLIN)
+    events.register(taken, select.POLLIN)
+    ready = 0
     while True:
-        ready = [fd for fd, _ in events.poll()]
-        if read_end in ready:
-            os.read(read_end, 4_096)
-            _tell_exits(channel)
-        if 3 in ready:
-            data, files, _, _ = socket.recv_fds(channel, _MESSAGE, 8)
-            if not data:
-                return
-            pid = os.fork()
-            if pid == 0:
-                _be_child(settings, json.loads(data), files)
-            for file in files:
-                os.close(file)
-            channel.send(b'{"pid": %d}' % pid)
+        if ready == 0:
+            ready = os.fork()
+            if ready == 0:
+                _take_order(settings, channel, taking)
+        descriptors = [fd for fd, _ in events.poll()]
+        if 3 in descriptors:
+            return
+        # Before its exit is looked at: it may have taken an order, and have ended already.
+        with contextlib.suppress(BlockingIOError):
+            os.read(taken, 1)
+            ready = 0
+        if wake in descriptors:
+            os.read(wake, 4_096)
+            if _tell_exits(channel, ready):
+                ready = 0
 
 
-def _tell_exits(channel: socket.socket) -> None:
+def _tell_exits(channel: socket.socket, ready: int) -> bool:
+    """Tell of forks that have ended; whether the one that is ready, of which nobody knows, was among them."""
+    lost = False
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return lost
         if pid == 0:
-            return
+            return lost
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             continue  # it has asked to be traced: it has not ended
+        if pid == ready:
+            lost = True
+            continue
         told = [usage.ru_utime, usage.ru_stime, usage.ru_maxrss]
         channel.send(json.dumps({"ended": pid, "status": status, "usage": told}).encode())
+
+
+def _take_order(settings: Settings, channel: socket.socket, taking: int) -> NoReturn:
+    data, files, _, _ = socket.recv_fds(channel, _MESSAGE, 8)
+    if not data:
+        os._exit(0)
+    os.write(taking, b"1")
+    channel.send(b'{"pid": %d}' % os.getpid())
+    _be_child(settings, json.loads(data), files)
 
 
 def _be_child(settings: Settings, order: dict[str, Any], files: Sequence[int]) -> NoReturn:

@@ -56,7 +56,7 @@ def doomed(state: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         said = process.stdout.readline().split()
-        assert said and said[0] == "ready"
+        assert said[:1] == ["ready"]
         yield process, said[-1]
     finally:
         process.kill()
