@@ -24,6 +24,10 @@ from toolgym.envs.messages import (
 )
 from toolgym.envs.registration import register_env, register_shipped, tool_env_ids
 from toolgym.envs.rewards import Episode, Score, last_number
+from toolgym.envs.sandbox.limits import SandboxLimits
+from toolgym.envs.sandbox.results import RunResult, RunStatus, SandboxFailure
+from toolgym.envs.sandbox.sandbox import Sandbox, SandboxPool
+from toolgym.envs.sandbox.sandbox_env import SandboxEnv
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import ProceduralTasks, Task, TaskList, TaskSource
 from toolgym.envs.tool_env import ToolEnv
@@ -43,6 +47,13 @@ __all__ = [
     "Observation",
     "ProceduralTasks",
     "ResetNeededError",
+    "RunResult",
+    "RunStatus",
+    "Sandbox",
+    "SandboxEnv",
+    "SandboxFailure",
+    "SandboxLimits",
+    "SandboxPool",
     "Score",
     "SystemMessage",
     "Task",
