@@ -31,6 +31,7 @@ check: $(READY)
 	$(BIN)/mypy -p toolgym
 
 bench: $(READY)
+	scripts/docker.sh
 	$(BIN)/python tests/benchmarks/run.py
 
 clean:

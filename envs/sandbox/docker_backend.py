@@ -55,6 +55,7 @@ class DockerBackend:
         self.engine = DockerEngine(base_url)
         self._tag: str | None = None
         self._building = asyncio.Lock()
+        self._left: set[str] = set()
         self._first_slot = secrets.randbelow(SLOTS)
 
     async def create(self, slot: int) -> Box:
@@ -68,7 +69,9 @@ class DockerBackend:
         name = f"toolgym-{secrets.token_hex(8)}"
         try:
             try:
-                return await self._start(name, slot, await self.image())
+                box = await self._start(name, slot, await self.image())
+                await self._remove_left()
+                return box
             except NotFound:
                 # The image was removed since it was last seen: build it anew, once.
                 self._tag = None
@@ -89,6 +92,7 @@ class DockerBackend:
 
     async def close(self) -> None:
         """Let go of the engine."""
+        await self._remove_left()
         self.engine.close()
 
     async def image(self) -> str:
@@ -150,11 +154,21 @@ class DockerBackend:
         return Box(name, connection, self.limits, lambda: self._remove(name))
 
     async def _remove(self, name: str) -> None:
-        """Remove a container for good, if it is there; the next sweep finds what could not be removed."""
+        """Remove a container for good, if it is there; what an engine that is gone cannot remove is kept in mind."""
         from docker.errors import NotFound  # noqa: PLC0415 - heavy
 
-        with contextlib.suppress(NotFound, SandboxFailure):
-            await self.engine.call(lambda api: api.remove_container(name, force=True, v=True), 30.0)
+        try:
+            with contextlib.suppress(NotFound):
+                await self.engine.call(lambda api: api.remove_container(name, force=True, v=True), 30.0)
+        except SandboxFailure as failure:
+            # It refuses where the removal is under way already, by the engine itself.
+            if failure.kind == "sandbox_engine_gone":
+                self._left.add(name)
+
+    async def _remove_left(self) -> None:
+        """Now that the engine may be back: remove what could not be removed before."""
+        names, self._left = self._left, set()
+        await asyncio.gather(*map(self._remove, names))
 
     def _settings(self, slot: int) -> Settings:
         limits = self.limits

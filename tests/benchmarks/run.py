@@ -19,6 +19,9 @@ from toolgym.agents.tiny import TINY_MODEL
 from toolgym.agents.vllm_policy import VLLMPolicy
 from toolgym.envs import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 from toolgym.envs.catalog import ledger
+from toolgym.envs.sandbox import latency
+from toolgym.envs.sandbox.docker_backend import DockerBackend
+from toolgym.envs.sandbox.sandbox import SandboxPool
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.limits import Limits
 
@@ -151,9 +154,36 @@ def engine() -> list[Figure]:
     ]
 
 
+def sandbox() -> list[Figure]:
+    """Calls of the Docker sandbox, beside what the engine's own ways cost for the same snippet."""
+    figures = []
+    calls = {}
+    with SandboxPool("docker", size=32, limits=latency.LIMITS) as pool:
+        for entry in latency.measure_calls(pool):
+            calls[entry.what] = entry.p50
+            goal = "" if entry.goal is None else f"{entry.goal * 1e3:g} ms"
+            figures.append(Figure(f"sandbox: {entry.what}", _milliseconds(entry), goal))
+        figures.append(Figure("sandbox: a flooded box replaced", f"{latency.measure_refill(pool) * 1e3:.0f} ms"))
+        for boxes in (1, 8, 32):
+            for rate in asyncio.run(latency.measure_rate(pool, boxes)):
+                goal = "" if rate.goal is None else f"{rate.goal:g} a second"
+                what = f"sandbox: {rate.what} calls, {rate.boxes} boxes"
+                figures.append(Figure(what, f"{rate.value:,.0f} a second", goal))
+    for entry in latency.measure_start(DockerBackend(latency.LIMITS)):
+        times = entry.p50 / calls["stateless call"]
+        goal = "20x a stateless call" if "exec" in entry.what else ""
+        figures.append(Figure(f"sandbox: {entry.what}", f"{_milliseconds(entry)}, {times:.0f}x a stateless call", goal))
+    return figures
+
+
+def _milliseconds(entry: latency.Latency) -> str:
+    return f"p50 {entry.p50 * 1e3:.2f} ms, p99 {entry.p99 * 1e3:.2f} ms"
+
+
 def main() -> None:
     """Measure, print, write."""
-    figures = [f for part in (import_time, vector_steps, chat_turns, collector_overhead, engine) for f in part()]
+    parts = (import_time, vector_steps, chat_turns, collector_overhead, sandbox, engine)
+    figures = [f for part in parts for f in part()]
     rows = [f"| {f.what} | {f.value} | {f.goal} |" for f in figures]
     table = "\n".join(["| what | measured | goal |", "|---|---|---|", *rows])
     head = f"# Benchmark results\n\nBy `make bench`, Python {platform.python_version()}, 2 cores. Trust the ratios.\n\n"

@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import gymnasium
+import psutil
 import pytest
 
+from toolgym.agents.chat import ChatFormat
+from toolgym.agents.policy import SampleRequest
+from toolgym.agents.scripted_policy import ScriptedPolicy
+from toolgym.envs import AssistantMessage, Task, ToolCall
+from toolgym.envs.catalog import code_math
 from toolgym.envs.sandbox.docker_engine import LABEL, OWNER
 from toolgym.envs.sandbox.owners import Owner
 from toolgym.envs.sandbox.results import SandboxFailure
 from toolgym.envs.sandbox.sandbox import SandboxPool
+from toolgym.rollout.collector import Collector
+from toolgym.rollout.limits import Limits
 
 pytestmark = pytest.mark.docker
 CLIENT = Path(__file__).with_name("doomed_client.py")
@@ -133,11 +142,6 @@ class Daemon:
 
     def start(self) -> None:
         folder = self._folder
-        with contextlib.suppress(OSError):
-            # Where nobody reaps orphans, a dead containerd looks alive to the engine, which then waits for it.
-            known = folder / "exec" / "containerd" / "containerd.pid"
-            if Path(f"/proc/{known.read_text()}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                known.unlink()
         command = ["dockerd", "--iptables=false", "--bridge=none", "--host", self.url, "--pidfile", f"{folder}/pid"]
         command += ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
         with (folder / "log").open("ab") as log:
@@ -155,6 +159,14 @@ class Daemon:
     def stop(self, number: int) -> None:
         self.process.send_signal(number)
         self.process.wait(30)
+        known = self._folder / "exec" / "containerd" / "containerd.pid"
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            containerd = psutil.Process(int(known.read_text()))
+            containerd.kill()  # it ends with its engine, in a while
+            while containerd.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+            # Where nobody reaps orphans, it looks alive to the next engine, which would wait for it.
+            known.unlink()
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -174,7 +186,11 @@ def daemon(docker_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     made = Daemon(folder)
     yield made
     made.close()
-    subprocess.run(["rm", "-rf", folder], check=False)
+    # A killed engine leaves its mounts behind.
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+    for mount in reversed(mounts):
+        subprocess.run(["umount", "--lazy", mount], check=False)
+    subprocess.run(["rm", "-rf", folder], check=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
@@ -215,6 +231,37 @@ def test_an_engine_that_goes_and_comes_back(daemon: Daemon, number: signal.Signa
     with SandboxPool("docker", size=1, base_url=daemon.url):
         pass
     assert gone_within(daemon.api, os.getpid(), 5.0)
+
+
+def test_a_collection_outlives_its_engine(daemon: Daemon, chat: ChatFormat) -> None:
+    """Episodes in flight when the engine is killed fail by name; those after them run on fresh boxes."""
+
+    def play(request: SampleRequest, member: int) -> AssistantMessage:
+        assert request.task is not None
+        if request.task.data["waits"] and not request.turn:
+            return AssistantMessage("", (ToolCall("python", {"code": "while True: pass"}),))
+        return code_math.solve(request.task, request.messages)
+
+    with SandboxPool("docker", size=4, base_url=daemon.url, acquire_timeout=60.0) as pool:
+        envs = gymnasium.make_vec("toolgym/CodeMath-v0", num_envs=4, sandbox=pool, mode="session")
+        drawn = enumerate(envs.tasks.take(12))  # type: ignore[attr-defined]
+        tasks = [Task(task.id, task.prompt, {**task.data, "waits": k < 4}) for k, task in drawn]
+
+        def restart() -> None:
+            while sum(p.began for b in list(pool._pool._leased) for p in list(b._connection._pending.values())) < 4:
+                time.sleep(0.01)
+            daemon.stop(signal.SIGKILL)
+            daemon.start()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        limits = Limits(max_trajectory_tokens=8_192, max_completion_tokens=2_048, step_timeout=300.0)
+        trajectories = Collector(envs, ScriptedPolicy(chat, play), chat, limits).collect(tasks)
+        thread.join()
+        envs.close()
+    assert [t.failure.kind for t in trajectories[:4] if t.failure] == ["sandbox_box_died"] * 4
+    assert [t.reward for t in trajectories] == [None] * 4 + [1.0] * 8
+    assert gone_within(daemon.api, os.getpid(), 10.0)
 
 
 def test_an_engine_that_never_comes_back_is_named(daemon: Daemon) -> None:

@@ -135,7 +135,9 @@ def test_a_session_outlives_its_time_being_up_with_its_state(box: SyncSandbox) -
     late = box.exec("x = 2\nwhile True: pass", timeout=0.3)
     assert (late.status, late.session_lost) == (RunStatus.TIMEOUT, False)
     assert box.exec("x").text == "2"
-    stubborn = box.exec("while True:\n    try:\n        while True: sum(range(9))\n    except BaseException: pass", timeout=0.3)
+    stubborn = box.exec(
+        "while True:\n    try:\n        while True: sum(range(9))\n    except BaseException: pass", timeout=0.3
+    )
     assert (stubborn.status, stubborn.session_lost) == (RunStatus.TIMEOUT, True)
     assert "the session was lost" in stubborn.text
     assert "NameError" in box.exec("x").text
@@ -204,7 +206,7 @@ def test_a_call_that_is_cancelled_ends_in_the_box_too(pool: SandboxPool) -> None
         await sandbox.exec("x = 1")
         running = asyncio.create_task(sandbox.run("open('began', 'w')\nwhile True: pass", timeout=60.0))
         (box,) = pool._pool._leased
-        while not any(pending.began for pending in list(box._connection._pending.values())):
+        while not any(pending.began for pending in list(box._connection._pending.values())):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait({running})
