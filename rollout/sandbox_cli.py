@@ -65,19 +65,25 @@ def doctor(
 
 
 @app.command()
-def prune() -> None:
+def prune(
+    images: Annotated[
+        bool, typer.Option("--images", help="Also images of ours that no box uses; they are rebuilt.")
+    ] = False,
+) -> None:
     """Remove boxes whose owners are dead."""
     from toolgym.envs.sandbox.docker_backend import DockerBackend  # noqa: PLC0415 - here alone, and heavy
     from toolgym.envs.sandbox.local_backend import LocalBackend  # noqa: PLC0415 - here alone
 
-    async def sweep() -> tuple[int, int]:
+    async def sweep() -> tuple[int, int, int]:
         docker = DockerBackend(SandboxLimits())
-        containers = await docker.sweep() if await docker.engine.answers() else 0
+        there = await docker.engine.answers()
+        containers = await docker.sweep() if there else 0
+        removed = await docker.remove_images() if there and images else 0
         await docker.close()
-        return containers, await LocalBackend(SandboxLimits()).sweep()
+        return containers, removed, await LocalBackend(SandboxLimits()).sweep()
 
-    containers, folders = asyncio.run(sweep())
-    Console().print(f"removed {containers} containers and {folders} folders")
+    containers, removed, folders = asyncio.run(sweep())
+    Console().print(f"removed {containers} containers, {removed} images and {folders} folders")
 
 
 @app.command()

@@ -14,7 +14,7 @@ from toolgym.envs.sandbox.box import Box
 from toolgym.envs.sandbox.box_users import GID, SLOTS, run_uid
 from toolgym.envs.sandbox.connection import Connection
 from toolgym.envs.sandbox.docker_engine import LABEL, OWNER, DockerEngine, attach
-from toolgym.envs.sandbox.image import ImageSpec, ensure_image
+from toolgym.envs.sandbox.image import IMAGE_LABEL, ImageSpec, ensure_image
 from toolgym.envs.sandbox.inside.settings import Settings
 from toolgym.envs.sandbox.limits import SandboxLimits
 from toolgym.envs.sandbox.owners import Owner
@@ -89,6 +89,23 @@ class DockerBackend:
         orphans = [entry for entry in found if _orphaned(entry["Labels"], entry["State"], entry["Created"])]
         await asyncio.gather(*(self._remove(entry["Id"]) for entry in orphans))
         return len(orphans)
+
+    async def remove_images(self) -> int:
+        """Remove all images of ours that no container uses; how many."""
+
+        def remove(api: Any) -> int:
+            found = api.images(filters={"label": IMAGE_LABEL}, quiet=True)
+            count = 0
+            for image in dict.fromkeys(found):
+                with contextlib.suppress(APIError):  # in use
+                    api.remove_image(image, force=len(api.inspect_image(image)["RepoTags"]) > 1)
+                    count += 1
+            return count
+
+        from docker.errors import APIError  # noqa: PLC0415 - heavy
+
+        self._tag = None
+        return await self.engine.call(remove)
 
     async def close(self) -> None:
         """Let go of the engine."""
