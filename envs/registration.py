@@ -9,7 +9,10 @@ from toolgym.envs.errors import ConfigurationError
 
 _SHIPPED = {
     "toolgym/Calculator-v0": ("toolgym.envs.catalog.calculator", "CalculatorEnv"),
+    "toolgym/CodeMath-v0": ("toolgym.envs.catalog.code_math", "CodeMathEnv"),
+    "toolgym/CodeTests-v0": ("toolgym.envs.catalog.code_tests", "CodeTestsEnv"),
     "toolgym/Ledger-v0": ("toolgym.envs.catalog.ledger", "LedgerEnv"),
+    "toolgym/Shell-v0": ("toolgym.envs.catalog.shell", "ShellEnv"),
 }
 
 

@@ -18,10 +18,11 @@ from toolgym.envs.sandbox.image import IMAGE_LABEL, ImageSpec, ensure_image
 from toolgym.envs.sandbox.inside.settings import Settings
 from toolgym.envs.sandbox.limits import SandboxLimits
 from toolgym.envs.sandbox.owners import Owner
-from toolgym.envs.sandbox.process_limits import ENVIRONMENT, process_limits
+from toolgym.envs.sandbox.process_limits import ENVIRONMENT, process_limits, processes_of_a_box
 from toolgym.envs.sandbox.results import SandboxFailure
 
 LEASE = 60.0  # seconds
+USER = "toolgym.user"
 _START = 60.0  # seconds
 _BUILD = 900.0  # seconds
 _STRANGER = 600.0  # seconds of age after which a container that does not run is swept, whoever made it
@@ -56,7 +57,7 @@ class DockerBackend:
         self._tag: str | None = None
         self._building = asyncio.Lock()
         self._left: set[str] = set()
-        self._first_slot = secrets.randbelow(SLOTS)
+        self._users: dict[str, int] = {}  # slots of users by names of boxes
 
     async def create(self, slot: int) -> Box:
         """A new container with its worker attached and ready.
@@ -123,7 +124,8 @@ class DockerBackend:
             return self._tag
 
     async def _start(self, name: str, slot: int, image: str) -> Box:
-        settings = self._settings(slot)
+        self._users[name] = user = await self.engine.call(self._free_user)
+        settings = self._settings(user)
         line = command("python3", IN_IMAGE, settings)
 
         def make(api: Any) -> Any:
@@ -140,7 +142,7 @@ class DockerBackend:
                 working_dir="/",
                 user="0:0",
                 entrypoint=[],
-                labels={LABEL: "1", OWNER: str(Owner.me()), "toolgym.created": f"{time.time():.0f}"},
+                labels={LABEL: "1", OWNER: str(Owner.me()), USER: str(user), "toolgym.created": f"{time.time():.0f}"},
                 network_disabled=True,
                 stop_signal="SIGTERM",
                 host_config=host_config(api, self.limits, self._runtime),
@@ -174,6 +176,7 @@ class DockerBackend:
         """Remove a container for good, if it is there; what an engine that is gone cannot remove is kept in mind."""
         from docker.errors import NotFound  # noqa: PLC0415 - heavy
 
+        self._users.pop(name, None)
         try:
             with contextlib.suppress(NotFound):
                 await self.engine.call(lambda api: api.remove_container(name, force=True, v=True), 30.0)
@@ -187,9 +190,17 @@ class DockerBackend:
         names, self._left = self._left, set()
         await asyncio.gather(*map(self._remove, names))
 
+    def _free_user(self, api: Any) -> int:
+        """A slot of users that no box on this engine has: processes are counted by user, over all containers."""
+        taken = {entry["Labels"].get(USER) for entry in api.containers(all=True, filters={"label": LABEL})}
+        free = set(range(SLOTS)) - {int(user) for user in taken if user and user.isdigit()} - {*self._users.values()}
+        if not free:
+            raise SandboxFailure(f"all {SLOTS} users that boxes can have are taken", kind="start_failed")
+        return secrets.choice(sorted(free))
+
     def _settings(self, slot: int) -> Settings:
         limits = self.limits
-        uid = run_uid((self._first_slot + slot) % SLOTS)
+        uid = run_uid(slot)
         return Settings(
             run_uid=uid,
             session_uid=uid + 1,
@@ -221,7 +232,7 @@ def host_config(api: Any, limits: SandboxLimits, runtime: str | None) -> Any:
         cap_drop=["ALL"],
         cap_add=["SETUID", "SETGID", "KILL"],
         security_opt=["no-new-privileges:true", f"seccomp={json.dumps(seccomp.profile())}"],
-        pids_limit=limits.processes,
+        pids_limit=processes_of_a_box(limits),
         mem_limit=limits.memory,
         memswap_limit=limits.memory,
         cpu_period=100_000,

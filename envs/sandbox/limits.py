@@ -17,7 +17,7 @@ class SandboxLimits:
         memory: bytes of memory of the whole box (there is no swap); files in its folders count.
         process_memory: bytes of address space of one process.
         cpus: CPU cores, e.g. 0.5.
-        processes: processes and threads in the box.
+        processes: processes and threads of a run, and as many of the session.
         open_files: file descriptors of one process.
         workspace: bytes of files in the workspace.
         tmp: bytes of files in /tmp.

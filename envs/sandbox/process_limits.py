@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from toolgym.envs.sandbox.limits import SandboxLimits
 
-_RESERVED_PROCESSES = 12  # the worker and its template can always fork
+_OURS = 16  # processes of a box that are not code's: the worker, its templates, their forks ahead
 ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",
@@ -25,5 +25,10 @@ def process_limits(limits: SandboxLimits) -> dict[str, int]:
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": limits.file_size,
         "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_NPROC": limits.processes - _RESERVED_PROCESSES,
+        "RLIMIT_NPROC": limits.processes,
     }
+
+
+def processes_of_a_box(limits: SandboxLimits) -> int:
+    """How many processes a box must have room for: a run's, its session's, and ours, which must never lack one."""
+    return 2 * limits.processes + _OURS

@@ -203,7 +203,11 @@ def _read_cell(control: int) -> tuple[bytes, bytes] | None:
 def _read_exactly(source: int, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        piece = os.read(source, min(count - len(data), 1 << 20))
+        try:
+            piece = os.read(source, min(count - len(data), 1 << 20))
+        except BlockingIOError:  # code has set it so
+            os.set_blocking(source, True)
+            continue
         if not piece:
             return b""
         data += piece

@@ -162,6 +162,9 @@ class Job:
         self._out, out = os.pipe2(os.O_CLOEXEC)
         self._err, err = os.pipe2(os.O_CLOEXEC)
         self._theirs += [out, err]
+        for fd in self._theirs:
+            if fd != source or stdin:
+                os.fchmod(fd, 0o666)  # so that code, which has another uid, can open /dev/stdout
         for fd in (self._out, self._err):
             os.set_blocking(fd, False)
             self._streams[fd] = Capture(self._limit)

@@ -81,7 +81,8 @@ class Runs:
 
     def execute(self, number: int, code: bytes, timeout: float) -> Answer:
         """Run a cell of the session, which is opened by its first cell. Its time is up: an interrupt, then a kill."""
-        if self._session is not None and self._session.pid in self._reaper.exits:
+        lost = self._session is not None and self._session.pid in self._reaper.exits
+        if lost:
             self.close_session()  # it ended between two cells; a new one begins
         ooms = _oom_kills()
         job = self._session or self._open_session(code.decode("utf-8", "surrogatepass"), number)
@@ -104,7 +105,7 @@ class Runs:
         if answer is not None:
             ok, facts["exit_code"] = answer
             fallback = "oom" if oom or _says_memory(job) else "ok" if ok else "error"
-            return _answer(job, facts, why or fallback, wall, clean=True, session_lost=False)
+            return _answer(job, facts, why or fallback, wall, clean=True, session_lost=lost)
         clean = self.close_session()
         status, usage = self._reaper.exits.pop(job.pid, (9, None))
         if usage is not None:

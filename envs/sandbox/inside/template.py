@@ -182,16 +182,16 @@ def _fork_on_demand(settings: Settings, channel: socket.socket) -> None:
     ready = 0
     while True:
         if ready == 0:
-            ready = os.fork()
-            if ready == 0:
-                _take_order(settings, channel, taking)
-        descriptors = [fd for fd, _ in events.poll()]
+            with contextlib.suppress(BlockingIOError):  # no process can be had now
+                ready = os.fork()
+                if ready == 0:
+                    _take_order(settings, channel, taking)
+        descriptors = [fd for fd, _ in events.poll(None if ready else 20)]
         if 3 in descriptors:
             return
         # Before its exit is looked at: it may have taken an order, and have ended already.
         with contextlib.suppress(BlockingIOError):
-            os.read(taken, 1)
-            ready = 0
+            ready = 0 if os.read(taken, 1) else ready
         if wake in descriptors:
             os.read(wake, 4_096)
             if _tell_exits(channel, ready):
