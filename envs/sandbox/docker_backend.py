@@ -206,6 +206,7 @@ class DockerBackend:
             session_uid=uid + 1,
             gid=GID,
             rlimits=process_limits(limits),
+            nice=19,
             output=limits.output,
             flood=limits.flood,
             lease=LEASE,

@@ -44,6 +44,7 @@ class DockerEngine:
             if self._base_url is not None:
                 settings = {"base_url": self._base_url}
             with told():
+                _knock(settings.get("base_url") or "unix:///var/run/docker.sock")
                 # As many pools and connections as threads: a burst would otherwise fail after the engine has acted.
                 self._api = docker.APIClient(
                     version="auto", timeout=_HTTP_TIMEOUT, num_pools=_THREADS, max_pool_size=2 * _THREADS, **settings
@@ -87,6 +88,14 @@ class DockerEngine:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._api is not None:
             self._api.close()
+
+
+def _knock(url: str) -> None:
+    """Raise OSError where nobody is behind a unix socket; docker-py would leave its own end of it open."""
+    if "unix://" in url:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.settimeout(5.0)
+            end.connect("/" + url.partition("unix://")[2].lstrip("/"))
 
 
 def attach(api: Any, container: str) -> socket.socket:

@@ -142,6 +142,7 @@ class LocalBackend:
             session_uid=None if uid is None else uid + 1,
             gid=None if uid is None else _GID,
             rlimits=rlimits,
+            nice=5,
             output=limits.output,
             flood=limits.flood,
             lease=_LEASE,

@@ -61,7 +61,7 @@ def say(text: str = "", *calls: tuple[str, dict[str, Any]]) -> AssistantMessage:
 
 
 @pytest.mark.parametrize("env_id", tool_env_ids())
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::toolgym.envs.sandbox.choice.SandboxWarning")
 def test_shipped_environments_pass_gymnasiums_check(env_id: str) -> None:
     env = gymnasium.make(env_id, render_mode="ansi").unwrapped
     check_env(env)

@@ -70,7 +70,7 @@ def ask(venv: ToolVectorEnv, *numbers: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("env_id", tool_env_ids())
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::toolgym.envs.sandbox.choice.SandboxWarning")
 def test_make_vec_makes_the_shipped_environments(env_id: str) -> None:
     venv = gymnasium.make_vec(env_id, num_envs=4)
     assert isinstance(venv, ToolVectorEnv)

@@ -51,6 +51,7 @@ def become(settings: Settings, uid: int | None, pipes: Pipes) -> None:
     if _rules is not None:
         landlock.restrict(_rules)
         os.close(_rules)
+    os.nice(settings.nice)
     for name, value in settings.rlimits.items():
         _limit(getattr(resource, name), value)
     if uid is None:

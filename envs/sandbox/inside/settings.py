@@ -13,6 +13,7 @@ class Settings:
         folders: other folders that code may write to, wiped with the workspace.
         run_uid, session_uid, gid: whom code runs as; None where the worker has no right to become somebody else.
         rlimits: soft and hard limits of each process by the names of the resource module (``"RLIMIT_AS"``).
+        nice: how much code yields to the worker: what many of its processes must not be able to starve.
         output: bytes kept of a stream.
         flood: bytes of output after which a run is stopped.
         lease: seconds without a word from the client after which the worker ends itself.
@@ -30,6 +31,7 @@ class Settings:
     session_uid: int | None = None
     gid: int | None = None
     rlimits: dict[str, int] = field(default_factory=dict)
+    nice: int = 0
     output: int = 65_536
     flood: int = 8_388_608
     lease: float = 60.0
