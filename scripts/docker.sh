@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Bring up a Docker engine: `docker.sh up` installs and starts one, `docker.sh test` says whether tests can have one.
+# See that a Docker engine answers: start one where none does, and install it before if it must be.
 # It never stops an engine, and it installs nothing but for root on Debian or Ubuntu.
 set -euo pipefail
 
-answers() { curl -s --max-time 5 --unix-socket "${1:-/var/run/docker.sock}" http://docker/_ping 2>/dev/null | grep -q OK \
+answers() { curl -s --max-time 5 --unix-socket /var/run/docker.sock http://docker/_ping 2>/dev/null | grep -q OK \
     || docker version >/dev/null 2>&1; }
 say() { echo "toolgym: $*" >&2; }
 

@@ -31,7 +31,7 @@ _PROGRAM = os.path.abspath(__file__)
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr?|quad|qquad)(?![A-Za-z])|\\[,;:!\s]|\\?\$|\\[()\[\]]|~")
 _WRAPPER = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*"
-_UNIT = re.compile(rf"\s*(?:{_WRAPPER}\{{[^{{}}\d]*\}}(?:\^\{{?\d\}}?)?|(?<=[\d}}%)\s])[A-Za-z]{{2,}}[A-Za-z ]*)\.?$")
+_UNIT = re.compile(rf"\s*(?:{_WRAPPER}\{{[^{{}}\d]*\}}(?:\^\{{?\d\}}?)?|(?<=[\d}}%)\s])[A-Za-z]{{2}}[A-Za-z ]*)\.?$")
 _WRAPPED = re.compile(rf"{_WRAPPER}\{{([^{{}}]*)\}}")
 _CHANGES_THE_NUMBER = re.compile(r"hundred|thousand|million|billion|trillion|dozen|squared|cubed|percent")
 _NAME = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?(?:\([A-Za-z0-9, ]*\))?\s*=\s*")
@@ -85,6 +85,7 @@ def readings(text: str) -> frozenset[Fraction]:
         return frozenset()
     text = _LAYOUT.sub(" ", text.replace("\u2212", "-")).strip()
     text = _DEGREES.sub("", text[named.end() :] if (named := _NAME.match(text)) else text)
+    text = " ".join(text.split())  # a search in long runs of spaces would take its time
     if (unit := _UNIT.search(text)) is not None and not _CHANGES_THE_NUMBER.search(unit.group()):
         text = text[: unit.start()]
     text = _WRAPPED.sub(r"\1", text).strip()
@@ -185,7 +186,7 @@ class _Process:
                 [sys.executable, "-P", _PROGRAM, self._question],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.DEVNULL,
             )
         with self._process as process:
             assert process.stdout is not None

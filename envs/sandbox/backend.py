@@ -19,11 +19,12 @@ class Backend(Protocol):
     limits: SandboxLimits
     unprotected: tuple[str, ...]
 
-    async def create(self, slot: int) -> Box:
-        """A new box, ready to run code.
+    async def prepare(self) -> None:
+        """What takes long and is done once, such as building an image. Raises as `create`."""
+        ...
 
-        Args:
-            slot: a small number that no other living box of this pool has.
+    async def create(self) -> Box:
+        """A new box, ready to run code.
 
         Raises:
             SandboxFailure: it cannot be made; ``engine_gone`` if that may pass by itself.
@@ -32,6 +33,10 @@ class Backend(Protocol):
 
     async def sweep(self) -> int:
         """Remove what owners that are dead have left behind; how many boxes."""
+        ...
+
+    async def tidy(self) -> None:
+        """Make up for removals that have failed. Called from time to time; does not raise."""
         ...
 
     async def close(self) -> None:

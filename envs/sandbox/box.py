@@ -12,8 +12,8 @@ from toolgym.envs.sandbox.inside.frames import Frame
 from toolgym.envs.sandbox.limits import SandboxLimits
 from toolgym.envs.sandbox.results import FileInfo, Output, RunResult, RunStatus, SandboxFailure
 
-BEGIN = 20.0  # seconds until a worker must have begun what it is to run: a template may have to import first
-GRACE = 5.0  # seconds beyond its time-out after which a worker that has not answered counts as hung
+BEGIN = 30.0  # seconds until a worker must have begun what it is to run: a template may have to import first
+GRACE = 8.0  # seconds beyond its time-out after which a worker that has not answered counts as hung
 _PIECE = 1 << 20
 _QUICK = 10.0  # seconds for what runs no code
 _MAX_FETCH = 16 * 1024 * 1024
@@ -225,4 +225,7 @@ async def with_files(
             found[path] = await box.get(path)
         except ToolError:
             continue  # it is not there: the result says so by its absence
+        except SandboxFailure as failure:
+            failure.began = True  # the code has run: it must not be run again
+            raise
     return replace(result, files=found) if found else result

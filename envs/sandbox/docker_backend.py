@@ -23,6 +23,10 @@ from toolgym.envs.sandbox.results import SandboxFailure
 
 LEASE = 60.0  # seconds
 USER = "toolgym.user"
+_UNRULED = (
+    "code that fills the memory of its box making the kernel end the worker, and not the code: this kernel has no "
+    "Landlock (Linux 5.13)",
+)
 _START = 60.0  # seconds
 _BUILD = 900.0  # seconds
 _STRANGER = 600.0  # seconds of age after which a container that does not run is swept, whoever made it
@@ -59,7 +63,11 @@ class DockerBackend:
         self._left: set[str] = set()
         self._users: dict[str, int] = {}  # slots of users by names of boxes
 
-    async def create(self, slot: int) -> Box:
+    async def prepare(self) -> None:
+        """Build the image, if it is not there."""
+        await self.image()
+
+    async def create(self) -> Box:
         """A new container with its worker attached and ready.
 
         Raises:
@@ -70,13 +78,12 @@ class DockerBackend:
         name = f"toolgym-{secrets.token_hex(8)}"
         try:
             try:
-                box = await self._start(name, slot, await self.image())
-                await self._remove_left()
-                return box
+                return await self._start(name, await self.image())
             except NotFound:
                 # The image was removed since it was last seen: build it anew, once.
+                await self._remove(name)
                 self._tag = None
-                return await self._start(name, slot, await self.image())
+                return await self._start(name, await self.image())
         except NotFound as error:
             await self._remove(name)
             raise SandboxFailure(f"the engine does not find it: {error.explanation}", kind="start_failed") from error
@@ -110,7 +117,7 @@ class DockerBackend:
 
     async def close(self) -> None:
         """Let go of the engine."""
-        await self._remove_left()
+        await self.tidy()
         self.engine.close()
 
     async def image(self) -> str:
@@ -123,8 +130,8 @@ class DockerBackend:
                 self._tag = built
             return self._tag
 
-    async def _start(self, name: str, slot: int, image: str) -> Box:
-        self._users[name] = user = await self.engine.call(self._free_user)
+    async def _start(self, name: str, image: str) -> Box:
+        user = self._take_user(name, await self.engine.call(_users_taken))
         settings = self._settings(user)
         line = command("python3", IN_IMAGE, settings)
 
@@ -158,7 +165,7 @@ class DockerBackend:
             raise
         try:
             await self.engine.call(lambda api: api.start(name), _START)
-            await asyncio.wait_for(asyncio.shield(connection.hello), _START)
+            hello = await asyncio.wait_for(asyncio.shield(connection.hello), _START)
         except TimeoutError as error:
             connection.close()
             raise SandboxFailure(f"the worker said nothing within {_START:g} s", kind="start_failed") from error
@@ -170,7 +177,9 @@ class DockerBackend:
         except BaseException:
             connection.close()
             raise
-        return Box(name, connection, self.limits, lambda: self._remove(name))
+        if not hello.get("ruled"):
+            self.unprotected = _UNRULED
+        return Box(name, connection, self.limits, lambda: self._remove(name), self.unprotected)
 
     async def _remove(self, name: str) -> None:
         """Remove a container for good, if it is there; what an engine that is gone cannot remove is kept in mind."""
@@ -185,22 +194,23 @@ class DockerBackend:
             if failure.kind == "sandbox_engine_gone":
                 self._left.add(name)
 
-    async def _remove_left(self) -> None:
+    async def tidy(self) -> None:
         """Now that the engine may be back: remove what could not be removed before."""
-        names, self._left = self._left, set()
-        await asyncio.gather(*map(self._remove, names))
+        for name in list(self._left):
+            self._left.discard(name)
+            await self._remove(name)  # keeps it in mind again if it must
 
-    def _free_user(self, api: Any) -> int:
+    def _take_user(self, name: str, taken: set[int]) -> int:
         """A slot of users that no box on this engine has: processes are counted by user, over all containers."""
-        taken = {entry["Labels"].get(USER) for entry in api.containers(all=True, filters={"label": LABEL})}
-        free = set(range(SLOTS)) - {int(user) for user in taken if user and user.isdigit()} - {*self._users.values()}
+        free = set(range(SLOTS)) - taken - {*self._users.values()}
         if not free:
             raise SandboxFailure(f"all {SLOTS} users that boxes can have are taken", kind="start_failed")
-        return secrets.choice(sorted(free))
+        self._users[name] = user = secrets.choice(sorted(free))
+        return user
 
-    def _settings(self, slot: int) -> Settings:
+    def _settings(self, user: int) -> Settings:
         limits = self.limits
-        uid = run_uid(slot)
+        uid = run_uid(user)
         return Settings(
             run_uid=uid,
             session_uid=uid + 1,
@@ -219,7 +229,8 @@ def host_config(api: Any, limits: SandboxLimits, runtime: str | None) -> Any:
     """What isolates a box, in the engine's words. See SandboxLimits for the sizes."""
     from docker.types import LogConfig, Ulimit  # noqa: PLC0415 - heavy
 
-    inodes = "nr_inodes=20000"
+    # Inodes and long names take memory of the box too: all of them together a part of it.
+    inodes = f"nr_inodes={max(1_000, min(20_000, limits.memory // 24_576))}"
     return api.create_host_config(
         network_mode="none",
         read_only=True,
@@ -249,6 +260,11 @@ def host_config(api: Any, limits: SandboxLimits, runtime: str | None) -> Any:
         auto_remove=True,
         runtime=runtime,
     )
+
+
+def _users_taken(api: Any) -> set[int]:
+    found = [entry["Labels"].get(USER, "") for entry in api.containers(all=True, filters={"label": LABEL})]
+    return {int(user) for user in found if user.isdigit()}
 
 
 def _orphaned(labels: Mapping[str, str], state: str, created: float) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class DockerEngine:
     def __init__(self, base_url: str | None = None) -> None:
         self._base_url = base_url
         self._api: Any = None
+        self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
 
     @property
@@ -36,20 +38,22 @@ class DockerEngine:
         Raises:
             SandboxFailure: (``engine_gone``) no engine answers.
         """
-        if self._api is None:
-            import docker  # noqa: PLC0415 - heavy, and only needed where boxes are made
-            from docker.utils import kwargs_from_env  # noqa: PLC0415
+        with self._lock:
+            if self._api is None:
+                self._api = self._connect()
+            return self._api
 
-            settings = kwargs_from_env()
-            if self._base_url is not None:
-                settings = {"base_url": self._base_url}
-            with told():
-                _knock(settings.get("base_url") or "unix:///var/run/docker.sock")
-                # As many pools and connections as threads: a burst would otherwise fail after the engine has acted.
-                self._api = docker.APIClient(
-                    version="auto", timeout=_HTTP_TIMEOUT, num_pools=_THREADS, max_pool_size=2 * _THREADS, **settings
-                )
-        return self._api
+    def _connect(self) -> Any:
+        import docker  # noqa: PLC0415 - heavy, and only needed where boxes are made
+        from docker.utils import kwargs_from_env  # noqa: PLC0415
+
+        settings = kwargs_from_env() if self._base_url is None else {"base_url": self._base_url}
+        with told():
+            _knock(settings.get("base_url") or "unix:///var/run/docker.sock")
+            # As many pools and connections as threads: a burst would otherwise fail after the engine has acted.
+            return docker.APIClient(
+                version="auto", timeout=_HTTP_TIMEOUT, num_pools=_THREADS, max_pool_size=2 * _THREADS, **settings
+            )
 
     async def call(self, function: Callable[[Any], _T], timeout: float = _HTTP_TIMEOUT + 5.0) -> _T:
         """Run a function of docker-py's client in a thread.
@@ -68,7 +72,7 @@ class DockerEngine:
             return await asyncio.wait_for(asyncio.shield(future), timeout)
         except asyncio.CancelledError:
             # The engine acts on in any case: whoever cleans up after this must find what it has made.
-            await asyncio.wait({future}, timeout=timeout)
+            await asyncio.wait({future}, timeout=min(timeout, _HTTP_TIMEOUT))
             raise
         except TimeoutError as error:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -130,6 +134,5 @@ def told() -> Iterator[None]:
     except errors.APIError as error:
         text = error.explanation or str(error)
         raise SandboxFailure(f"the Docker engine refuses: {text}", kind="start_failed") from error
-    except (errors.DockerException, requests.exceptions.RequestException, OSError, AttributeError) as error:
-        # AttributeError: what http.client raises where the engine ends in the middle of an answer.
+    except (errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         raise SandboxFailure(f"no Docker engine answers: {error}", kind="engine_gone") from error

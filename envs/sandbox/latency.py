@@ -76,7 +76,7 @@ def measure_start(backend: DockerBackend, rounds: int = 5) -> Iterator[Latency]:
     """A new box, from nothing to ready; and what the engine's own ways cost for the same snippet."""
 
     async def start() -> None:
-        await (await backend.create(0)).close()
+        await (await backend.create()).close()
 
     with asyncio.Runner() as runner:
         yield _timed("box start and removal", lambda: runner.run(start()), rounds)

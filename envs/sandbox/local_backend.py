@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -64,13 +65,18 @@ class LocalBackend:
         self.limits = limits
         self.unprotected: tuple[str, ...] = (*_ALWAYS, *_UNCONFINED)
         self._packages, self._confine = packages, confine
-        self._first = secrets.randbelow(_SLOTS)
 
     async def probe(self) -> None:
         """Find out what holds on this machine, by making a box."""
-        await (await self.create(0)).close()
+        await (await self.create()).close()
 
-    async def create(self, slot: int) -> Box:
+    async def prepare(self) -> None:
+        """Nothing takes long."""
+
+    async def tidy(self) -> None:
+        """Nothing can fail to be removed."""
+
+    async def create(self) -> Box:
         """A new child process with its worker ready.
 
         Raises:
@@ -79,7 +85,7 @@ class LocalBackend:
         folder = await asyncio.to_thread(_new_folder)
         ours, theirs = socket.socketpair()
         try:
-            process = await self._spawn(self._settings(slot, folder), theirs)
+            process = await self._spawn(self._settings(folder), theirs)
         except BaseException:
             ours.close()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -128,9 +134,9 @@ class LocalBackend:
         except OSError as error:
             raise SandboxFailure(f"the local worker did not start: {error}", kind="start_failed") from error
 
-    def _settings(self, slot: int, folder: Path) -> Settings:
+    def _settings(self, folder: Path) -> Settings:
         limits = self.limits
-        uid = None if os.getuid() else _FIRST_UID + 2 * ((self._first + slot) % _SLOTS)
+        uid = None if os.getuid() else _FIRST_UID + 2 * secrets.randbelow(_SLOTS)
         places = {"HOME": str(folder / "workspace"), "TMPDIR": str(folder / "tmp"), "PATH": os.defpath}
         rlimits = process_limits(limits)
         if uid is None:
@@ -168,13 +174,21 @@ def _new_folder() -> Path:
 async def _destroy(process: asyncio.subprocess.Process, folder: Path) -> None:
     """The worker has been hung up on, and ends everything; then its folder goes."""
     try:
-        await asyncio.wait_for(process.wait(), 3.0)
+        await asyncio.wait_for(process.wait(), 15.0)
     except TimeoutError:
+        await asyncio.to_thread(_kill_children, process.pid)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), 5.0)
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _kill_children(pid: int) -> None:
+    """The worker is the child of the process that is known, and the first of its namespace: all ends with it."""
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
 
 
 def _sweep() -> int:

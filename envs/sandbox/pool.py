@@ -61,7 +61,7 @@ class BoxPool:
     """
 
     def __init__(
-        self, backend: Backend, *, size: int, warm: int = 0, acquire_timeout: float = 30.0, episodes: int = 500
+        self, backend: Backend, *, size: int, warm: int = 0, acquire_timeout: float = 20.0, episodes: int = 500
     ) -> None:
         if size < 1 or episodes < 1:
             raise ConfigurationError(f"expected size and episodes of 1 or more, actual {size} and {episodes}")
@@ -74,8 +74,7 @@ class BoxPool:
         self._idle: deque[Box] = deque()
         self._leased: set[Box] = set()
         self._waiting: deque[_Waiter] = deque()
-        self._slots = set(range(size))
-        self._slot_of: dict[Box, int] = {}
+        self._free = size  # boxes that may still be made
         self._jobs: set[asyncio.Task[None]] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._state = PoolState()
@@ -90,9 +89,10 @@ class BoxPool:
         return self._state
 
     async def open(self) -> None:
-        """Sweep what dead owners have left, begin to renew leases, and begin to make the warm boxes."""
+        """Sweep what dead owners have left, build what must be built, begin to renew leases and to make warm boxes."""
         with contextlib.suppress(SandboxFailure):  # an engine that is gone is told of when a box is asked for
             await self.backend.sweep()
+            await self.backend.prepare()
         self._spawn(self._renew())
         self._fill()
 
@@ -106,11 +106,16 @@ class BoxPool:
         deadline = asyncio.get_running_loop().time() + self.acquire_timeout
         while True:
             box = await self._next(deadline)
-            if box.alive:
-                with contextlib.suppress(SandboxFailure):
+            try:
+                if box.alive:
                     await box.ping(_PING)
                     box.episodes += 1
                     return box
+            except SandboxFailure:
+                pass  # another one, then
+            except BaseException:
+                await self.release(box)
+                raise
             self._leased.discard(box)
             self._give_up(box)
 
@@ -167,40 +172,43 @@ class BoxPool:
         if self._last_failure is not None and not self._leased:
             raise SandboxFailure(str(self._last_failure), kind=self._last_failure.kind.removeprefix("sandbox_"))
         text = f"no box came free within {self.acquire_timeout:g} s; all {self.size} are in use: enlarge the pool"
+        if self._state.starting:
+            text = f"no box was ready within {self.acquire_timeout:g} s; {self._state.starting} are still starting"
         raise SandboxFailure(text, kind="pool_exhausted")
 
     def _fill(self) -> None:
         """Begin to make as many boxes as are wanted."""
         coming = self._state.starting
         wanted = max(len(self._waiting), self._warm - len(self._idle)) - coming
-        for _ in range(min(wanted, len(self._slots))):
+        for _ in range(min(wanted, self._free)):
+            self._free -= 1
             self._state.starting += 1
-            self._spawn(self._make(self._slots.pop()))
+            self._spawn(self._make())
 
-    async def _make(self, slot: int) -> None:
+    async def _make(self) -> None:
         """Make one box and hand it out, or tell whoever waits why there is none."""
         try:
-            box = await self._create(slot)
+            box = await self._create()
         except BaseException as error:
             self._state.starting -= 1
-            self._slots.add(slot)
+            self._free += 1
             if isinstance(error, SandboxFailure):
                 self._disappoint(error)
+                self._fill()  # for those who wait behind the one who was disappointed
                 return
             raise
         self._state.starting -= 1
         self._state.made += 1
-        self._slot_of[box] = slot
         self._last_failure = None
         self._offer(box)
 
-    async def _create(self, slot: int) -> Box:
+    async def _create(self) -> Box:
         """A new box; while its engine is gone, it is tried again for as long as somebody waits."""
         pause, longest = _BACKOFF
         while True:
             try:
                 async with self._gate:
-                    return await self.backend.create(slot)
+                    return await self.backend.create()
             except SandboxFailure as failure:
                 self._last_failure = failure
                 if failure.kind != "sandbox_engine_gone" or not self._waiting:
@@ -251,7 +259,7 @@ class BoxPool:
             try:
                 await box.close()
             finally:
-                self._slots.add(self._slot_of.pop(box))
+                self._free += 1
                 if not self._closed:
                     self._fill()
 
@@ -268,6 +276,7 @@ class BoxPool:
                 self._give_up(box)
             for box in (*self._idle, *self._leased):
                 box.touch()
+            await self.backend.tidy()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         job = asyncio.ensure_future(work)

@@ -13,9 +13,8 @@ class SandboxFailure(EnvironmentFailure):
     It ends an episode without a reward and is never shown to the model.
 
     Attributes:
-        kind: ``"sandbox_box_died"``, ``"sandbox_box_hung"``, ``"sandbox_protocol"``, ``"sandbox_engine_gone"``,
-            ``"sandbox_start_failed"``, ``"sandbox_pool_exhausted"``, ``"sandbox_state_lost"`` or
-            ``"sandbox_closed"``.
+        kind: ``"sandbox_"`` and one of ``box_died``, ``box_hung``, ``protocol``, ``worker_failed``, ``unclean``,
+            ``engine_gone``, ``image_failed``, ``start_failed``, ``pool_exhausted``, ``state_lost``, ``closed``.
         began: whether code of the episode may have begun to run in the call that failed; if not, the call may be
             tried again on a fresh box.
     """

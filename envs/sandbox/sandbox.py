@@ -49,11 +49,13 @@ class SandboxPool:
         size: int = 8,
         warm: int = 0,
         limits: SandboxLimits | None = None,
-        acquire_timeout: float = 30.0,
+        acquire_timeout: float = 20.0,
         episodes: int = 500,
         **options: Any,
     ) -> None:
-        self.limits = limits or SandboxLimits()
+        if not isinstance(backend, str) and (limits is not None or options):
+            raise ConfigurationError("a backend of one's own has its limits and options already: give them to it")
+        self.limits = (limits or SandboxLimits()) if isinstance(backend, str) else backend.limits
         self.acquire_timeout = acquire_timeout
         self.size = size
         self.loop = LoopThread("the loop of the sandboxes")

@@ -24,22 +24,25 @@ _rules: int | None = None
 
 @dataclass(frozen=True)
 class Pipes:
-    """The descriptors of a child: its three streams, and for a session the end from which it reads its cells."""
+    """The descriptors of a child: its three streams, and for a session where it reads cells and writes answers.
+
+    Those are pipes: over a socket code could hand the worker descriptors whose closing takes long.
+    """
 
     stdin: int
     stdout: int
     stderr: int
-    control: int | None = None
+    control: tuple[int, int] | None = None
 
 
 def become(settings: Settings, uid: int | None, pipes: Pipes) -> None:
-    """Turn a fresh fork of the worker into an unprivileged process of its own session with bounded resources."""
+    """Turn a fresh fork of a template into an unprivileged process of its own session with bounded resources."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    keep = (pipes.stdin, pipes.stdout, pipes.stderr) + (() if pipes.control is None else (pipes.control,))
+    keep = (pipes.stdin, pipes.stdout, pipes.stderr) + (pipes.control or ())
     for target, source in enumerate(keep):
         os.dup2(source, target, inheritable=target < 3)
     os.closerange(len(keep), RULES)
@@ -136,8 +139,8 @@ def run_python(code: str) -> NoReturn:
     _finish(status)
 
 
-def serve_cells(control: int) -> NoReturn:
-    """Be a session: read cells from a socket, run each, and write how it ended (``E`` or ``O``, and an exit code)."""
+def serve_cells(cells: int, answers: int) -> NoReturn:
+    """Be a session: read cells from a pipe, run each, and write how it ended (``E`` or ``O``, and an exit code)."""
     _fresh_interpreter()
     main = _new_main()
     in_cell = False
@@ -148,7 +151,7 @@ def serve_cells(control: int) -> NoReturn:
 
     signal.signal(signal.SIGINT, interrupt)
     count, mine = 0, os.getpid()
-    while cell := _read_cell(control):
+    while cell := _read_cell(cells):
         nonce, code = cell
         count += 1
         try:
@@ -163,7 +166,7 @@ def serve_cells(control: int) -> NoReturn:
         if os.getpid() != mine:
             os._exit(status)  # a fork that has come to the end of its parent's cell
         try:
-            os.write(control, nonce + (b"E" if status else b"O") + status.to_bytes(2, "big"))
+            os.write(answers, nonce + (b"E" if status else b"O") + status.to_bytes(2, "big"))
         except OSError:
             break
     _finish(0)
@@ -195,10 +198,10 @@ def _run_cell(code: str, name: str, main: types.ModuleType) -> None:
             main.__dict__["_"] = value
 
 
-def _read_cell(control: int) -> tuple[bytes, bytes] | None:
+def _read_cell(cells: int) -> tuple[bytes, bytes] | None:
     """The next cell: 16 bytes that its answer must begin with, 8 digits of length in hexadecimal, the code."""
-    head = _read_exactly(control, 24)
-    return (head[:16], _read_exactly(control, int(head[16:], 16))) if head else None
+    head = _read_exactly(cells, 24)
+    return (head[:16], _read_exactly(cells, int(head[16:], 16))) if head else None
 
 
 def _read_exactly(source: int, count: int) -> bytes:

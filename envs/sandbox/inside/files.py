@@ -127,6 +127,9 @@ def _wipe(root: str) -> int:
         top = os.open(root, _FOLDER)
     except OSError:
         return 1
+    with contextlib.suppress(OSError):
+        for name in os.listxattr(top):
+            os.removexattr(top, name)
     stack: list[tuple[int, list[str]]] = [(top, os.listdir(top))]
     while stack:
         folder, names = stack[-1]

@@ -2,7 +2,7 @@
 
 import os
 import select
-import socket
+import time
 from typing import Any
 
 from toolgym.envs.sandbox.inside.capture import Capture
@@ -17,7 +17,7 @@ class Job:
 
     Attributes:
         pid: the process that was forked; 0 until it is.
-        control: for a session, the worker's end of the socket over which it takes cells.
+        answers: for a session, where it says how its cells have ended.
     """
 
     def __init__(self, settings: Settings, stdin: bytes, *, session: bool) -> None:
@@ -27,7 +27,8 @@ class Job:
         self._feeder: int | None = None
         self._unfed = memoryview(b"")
         self._streams: dict[int, Capture] = {}
-        self.control: socket.socket | None = None
+        self.answers: int | None = None
+        self._cells: int | None = None
         self._nonce = self._said = b""
         self._open(stdin, session)
         self.begin()
@@ -35,12 +36,13 @@ class Job:
     @property
     def pipes(self) -> Pipes:
         """The child's ends."""
-        return Pipes(*self._theirs)
+        stdin, stdout, stderr, *control = self._theirs
+        return Pipes(stdin, stdout, stderr, (control[0], control[1]) if control else None)
 
     @property
     def descriptors(self) -> list[int]:
-        """What is to be polled: the streams that are still open, and the control socket."""
-        return [*self._streams, *([self.control.fileno()] if self.control is not None else [])]
+        """What is to be polled: the streams that are still open, and the answers of a session."""
+        return [*self._streams, *([] if self.answers is None else [self.answers])]
 
     @property
     def written(self) -> int:
@@ -112,23 +114,27 @@ class Job:
             os.close(fd)
         self._feeder = None
         self._streams, self._theirs = {}, []
-        if self.control is not None:
-            self.control.close()
-            self.control = None
+        for end in (self.answers, self._cells):
+            if end is not None:
+                os.close(end)
+        self.answers = self._cells = None
 
     def send_cell(self, code: bytes) -> bool:
         """Hand a cell to the session; whether it took it within a second."""
-        assert self.control is not None
+        assert self._cells is not None
         # What the session says from now on without these bytes is no answer to this cell.
         self._nonce = os.urandom(8).hex().encode()
         self._said = b""
-        self.control.settimeout(1.0)
-        try:
-            self.control.sendall(self._nonce + b"%08x" % len(code) + code)
-        except OSError:
-            return False
-        finally:
-            self.control.setblocking(False)
+        data = memoryview(self._nonce + b"%08x" % len(code) + code)
+        deadline = time.monotonic() + 1.0
+        while data:
+            try:
+                data = data[os.write(self._cells, data) :]
+            except BlockingIOError:
+                if not wait_ready([], deadline - time.monotonic(), self._cells) and time.monotonic() > deadline:
+                    return False
+            except OSError:  # it has closed its end
+                return False
         return True
 
     def take_answer(self) -> tuple[bool, int] | None:
@@ -137,13 +143,11 @@ class Job:
         Raises:
             EOFError: it never will: the session has closed its end.
         """
-        assert self.control is not None
+        assert self.answers is not None
         try:
-            data = self.control.recv(_PIECE)
+            data = os.read(self.answers, _PIECE)
         except BlockingIOError:
             return None
-        except OSError as error:
-            raise EOFError from error
         if not data:
             raise EOFError
         self._said = (self._said + data)[-2 * _PIECE :]
@@ -169,9 +173,11 @@ class Job:
             os.set_blocking(fd, False)
             self._streams[fd] = Capture(self._limit)
         if session:
-            self.control, theirs = socket.socketpair()
-            self.control.setblocking(False)
-            self._theirs.append(theirs.detach())
+            cells, self._cells = os.pipe2(os.O_CLOEXEC)
+            self.answers, answers = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._cells, False)
+            os.set_blocking(self.answers, False)
+            self._theirs += [cells, answers]
 
 
 def describe(status: int, usage: Any) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class Runs:
                 job.feed()
             self.look_after(ready)
             for fd in ready:
-                if fd in job.descriptors and (job.control is None or fd != job.control.fileno()):
+                if fd in job.descriptors and fd != job.answers:
                     job.read(fd)
             if job.written > self._settings.flood:
                 return "output_limit"
@@ -174,7 +174,7 @@ class Runs:
                 self._line.receive()
             if number in self._line.cancelled:
                 return "killed"
-            if job.control is not None and job.control.fileno() in ready:
+            if job.answers is not None and job.answers in ready:
                 try:
                     self._answer = job.take_answer()
                 except EOFError:

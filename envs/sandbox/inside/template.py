@@ -22,7 +22,7 @@ from toolgym.envs.sandbox.inside.processes import Reaper
 from toolgym.envs.sandbox.inside.settings import Settings
 
 _MESSAGE = 4_096
-_IMPORTING = 60.0  # seconds
+_IMPORTING = 25.0  # seconds, below the client's patience
 _ANSWER = 10.0  # seconds
 
 
@@ -76,7 +76,7 @@ class Template:
             TemplateDied: it has ended; there is another one now.
         """
         ours, theirs = socket.socketpair()
-        control = () if pipes.control is None else (pipes.control,)
+        control = pipes.control or ()
         try:
             files = [pipes.stdin, pipes.stdout, pipes.stderr, theirs.fileno(), *control]
             socket.send_fds(self._socket, [json.dumps({"uid": uid, "kind": kind}).encode()], files)
@@ -88,6 +88,7 @@ class Template:
         except OSError as error:
             raise self._another() from error
         else:
+            reaper.exits.pop(answer["pid"], None)  # of an earlier process of that number
             reaper.watched.add(answer["pid"])
             theirs.close()
             ours.settimeout(_ANSWER)
@@ -230,10 +231,10 @@ def _be_child(settings: Settings, order: dict[str, Any], files: Sequence[int]) -
     try:
         with open(files[3], "rb", closefd=False) as source:
             code = source.read().decode("utf-8", "surrogatepass")
-        control = files[4] if len(files) > 4 else None
+        control = (files[4], files[5]) if len(files) > 5 else None
         child.become(settings, order["uid"], child.Pipes(files[0], files[1], files[2], control))
         if order["kind"] == "session":
-            child.serve_cells(3)
+            child.serve_cells(3, 4)
         if order["kind"] == "shell":
             child.run_command(settings, code)
         child.run_python(code)

@@ -22,8 +22,10 @@ from toolgym.envs import (
     ToolVectorEnv,
     tool,
 )
+from toolgym.envs.sandbox.box import Box
 from toolgym.envs.sandbox.choice import SandboxWarning
 from toolgym.envs.sandbox.limits import MIB
+from toolgym.envs.sandbox.local_backend import LocalBackend
 from toolgym.envs.sandbox.results import Output, RunResult, RunStatus
 from toolgym.envs.sandbox.sandbox import Sandbox, SyncSandbox
 
@@ -158,13 +160,15 @@ def test_a_shell_command(box: SyncSandbox) -> None:
 
 def test_nothing_of_one_lease_is_found_in_the_next(pool: SandboxPool) -> None:
     first = pool.sandbox().sync
-    first.exec("secret = 1")
-    first.run("import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)")
+    first.exec("secret = 1\nimport subprocess\nsubprocess.Popen(['sleep', '61'], start_new_session=True)")
+    assert "sleep" in first.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").text
     first.put({"a/b/c": "x"})
+    first.shell("touch /tmp/left /dev/shm/left; echo left > ~/left")
     first.reset()
     assert first.list() == []
     assert "NameError" in first.exec("secret").text
-    assert "sleep" not in first.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").text.replace("tr", "")
+    assert "sleep" not in first.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").text
+    assert first.shell("ls -A /tmp; ls -A /dev/shm; ls -A ~").text == "(no output)"
     first.release()
 
 
@@ -337,6 +341,77 @@ def test_a_pool_has_its_own_limits(pool: SandboxPool) -> None:
         pool.sandbox().sync.run("1", timeout=-1)
     with pytest.raises(ConfigurationError, match="lease among episode, call, actual 'week'"):
         Sandbox(pool, lease="week")  # type: ignore[arg-type]
+
+
+class Unsteady:
+    """A backend of one's own around the local one: the first starts fail, pings hang when told to."""
+
+    def __init__(self, failures: int) -> None:
+        self.inner, self.failures, self.hang = LocalBackend(SandboxLimits(timeout=7.0)), failures, False
+        self.name, self.limits, self.unprotected = "unsteady", self.inner.limits, ("everything",)
+
+    async def prepare(self) -> None: ...
+    async def tidy(self) -> None: ...
+    async def close(self) -> None: ...
+    async def sweep(self) -> int:
+        return 0
+
+    async def create(self) -> Box:
+        if self.failures:
+            self.failures -= 1
+            raise SandboxFailure("not now", kind="start_failed")
+        box = await self.inner.create()
+        ping = box.ping
+
+        async def maybe(timeout: float = 10.0) -> None:
+            await (asyncio.sleep(60) if self.hang else ping(timeout))
+
+        box.ping = maybe  # type: ignore[method-assign]
+        return box
+
+
+def test_a_start_that_fails_fails_one_caller_and_not_those_behind() -> None:
+    with SandboxPool(Unsteady(failures=1), size=1) as pool:
+
+        async def main() -> list[object]:
+            callers = [pool.sandbox(lease="call", retries=0).run("print(1)") for _ in range(3)]
+            return list(await asyncio.gather(*callers, return_exceptions=True))
+
+        outcomes = asyncio.run(main())
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["RunResult", "RunResult", "SandboxFailure"]
+
+
+def test_a_caller_that_leaves_while_it_is_handed_a_box_does_not_keep_it() -> None:
+    backend = Unsteady(failures=0)
+    with SandboxPool(backend, size=1, acquire_timeout=5.0) as pool:
+        assert pool.sandbox(lease="call").sync.run("1").ok
+        backend.hang = True
+
+        async def leave() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pool.sandbox().run("1"), 0.3)
+
+        asyncio.run(leave())
+        backend.hang = False
+        assert pool.sandbox().sync.run("print(2)").text == "2"
+
+
+def test_a_backend_of_ones_own_has_its_own_limits() -> None:
+    with SandboxPool(Unsteady(failures=0), size=1) as pool:
+        assert pool.limits.timeout == 7.0
+    with pytest.raises(ConfigurationError, match="has its limits and options already"):
+        SandboxPool(Unsteady(failures=0), limits=SandboxLimits())
+
+
+@pytest.mark.docker
+def test_boxes_that_start_together_have_users_of_their_own() -> None:
+    with SandboxPool("docker", size=6) as pool:
+
+        async def users() -> list[str]:
+            boxes = [pool.sandbox() for _ in range(6)]
+            return [result.text for result in await asyncio.gather(*(box.shell("id -u") for box in boxes))]
+
+        assert len(set(asyncio.run(users()))) == 6
 
 
 def test_what_a_result_says_is_never_empty() -> None:
