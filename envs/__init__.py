@@ -24,6 +24,7 @@ from toolgym.envs.messages import (
 )
 from toolgym.envs.registration import register_env, register_shipped, tool_env_ids
 from toolgym.envs.rewards import Episode, Score, last_number
+from toolgym.envs.sandbox.image import ImageSpec
 from toolgym.envs.sandbox.limits import SandboxLimits
 from toolgym.envs.sandbox.results import RunResult, RunStatus, SandboxFailure
 from toolgym.envs.sandbox.sandbox import Sandbox, SandboxPool
@@ -41,6 +42,7 @@ __all__ = [
     "EnvironmentFailure",
     "Episode",
     "Failure",
+    "ImageSpec",
     "InvalidToolCall",
     "Message",
     "MessagesSpace",

@@ -18,7 +18,7 @@ from typing import Any
 
 import pydantic_core
 
-from toolgym.envs.errors import EnvironmentFailure, ToolError
+from toolgym.envs.errors import ConfigurationError, EnvironmentFailure, ToolError
 from toolgym.envs.messages import InvalidToolCall, ToolCall, ToolMessage
 from toolgym.envs.tools import Tool, Toolset
 from toolgym.envs.waiting import Overdue, StrayExit, described, tame, tamed, within
@@ -195,6 +195,8 @@ class ToolRunner:
             return self._result(call, CallStatus.TIMEOUT, f"{found.name} timed out after {timeout:g} seconds.")
         except EnvironmentFailure:
             raise
+        except ConfigurationError as error:  # the author's slip, which no model can mend
+            raise EnvironmentFailure(f"tool {found.name}: {error}", kind="tool_misconfigured") from error
         except (ToolError, StrayExit) as error:
             return self._result(call, CallStatus.RAISED, f"Error: {error}")
         except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model, it never ends the run

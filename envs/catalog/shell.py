@@ -145,8 +145,8 @@ def task_of(row: Row) -> Task:
     """
     prompt = text_of(row, "prompt")
     files = _files(row, "files", gone=False)
-    if "expect" not in row and "check" not in row:
-        raise RowError(f"expected a field 'expect' or 'check', actual fields {sorted(row)}")
+    if not row.get("expect") and "check" not in row:
+        raise RowError(f"expected a field 'expect' that is not empty, or 'check'; actual fields {sorted(row)}")
     data: dict[str, Any] = {"files": files}
     if "expect" in row:
         data["expect"] = _files(row, "expect", gone=True)

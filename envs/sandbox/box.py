@@ -14,6 +14,7 @@ from toolgym.envs.sandbox.results import FileInfo, Output, RunResult, RunStatus,
 
 BEGIN = 30.0  # seconds until a worker must have begun what it is to run: a template may have to import first
 GRACE = 8.0  # seconds beyond its time-out after which a worker that has not answered counts as hung
+_LONGEST = 86_400  # seconds
 _PIECE = 1 << 20
 _QUICK = 10.0  # seconds for what runs no code
 _MAX_FETCH = 16 * 1024 * 1024
@@ -152,8 +153,10 @@ class Box:
     def _time(self, timeout: float | None) -> float:
         if timeout is None:
             return self.limits.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
-            raise ConfigurationError(f"expected a sandbox timeout above 0 seconds, actual {timeout!r}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST:
+            raise ConfigurationError(
+                f"expected a sandbox timeout above 0 seconds and up to {_LONGEST:,}, actual {timeout!r}"
+            )
         return float(timeout)
 
     async def _ask(

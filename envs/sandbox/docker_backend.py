@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.sandbox import seccomp
 from toolgym.envs.sandbox.boot import IN_IMAGE, command
 from toolgym.envs.sandbox.box import Box
@@ -55,6 +56,8 @@ class DockerBackend:
         runtime: str | None = None,
         route: str = "auto",
     ) -> None:
+        if image is not None and not isinstance(image, ImageSpec):
+            raise ConfigurationError(f"expected image as an ImageSpec, actual {image!r:.100}")
         self.limits = limits
         self._spec, self._runtime, self._route = image or ImageSpec(), runtime, route
         self.engine = DockerEngine(base_url)

@@ -67,7 +67,10 @@ class DockerEngine:
             with told():
                 return function(self.api)
 
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except RuntimeError as error:  # the interpreter is ending
+            raise SandboxFailure(f"the connection to the Docker engine is closed: {error}", kind="closed") from error
         try:
             return await asyncio.wait_for(asyncio.shield(future), timeout)
         except asyncio.CancelledError:

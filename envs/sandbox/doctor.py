@@ -137,6 +137,8 @@ def _find(sandbox: Sandbox, check: Check) -> Finding:
     except ToolError as error:
         return Finding(check.name, False, str(error))
     except SandboxFailure as failure:
+        if failure.kind.removeprefix("sandbox_") in ("engine_gone", "start_failed", "image_failed", "pool_exhausted"):
+            raise  # there is no box to examine
         sandbox.sync.release()
         return Finding(check.name, False, f"the box failed: {failure}")
     if result.stdout.text.startswith("held"):

@@ -27,7 +27,8 @@ class SandboxLimits:
         flood: bytes of output, both streams together, after which a run is stopped.
 
     Raises:
-        ConfigurationError: a value that is not above zero, or folders that together exceed the memory.
+        ConfigurationError: a value that is not above zero or too small to work with, or folders that together have more
+            than half of the memory.
     """
 
     timeout: float = 10.0
@@ -52,6 +53,14 @@ class SandboxLimits:
                 raise ConfigurationError(f"expected SandboxLimits.{entry.name} as {kind}, actual {value!r}")
             if not 0 < value < math.inf:
                 raise ConfigurationError(f"expected SandboxLimits.{entry.name} above 0 and finite, actual {value}")
+        if self.memory < 64 * MIB:
+            raise ConfigurationError(f"expected SandboxLimits.memory of {64 * MIB} bytes or more, actual {self.memory}")
+        if self.process_memory < 64 * MIB:
+            raise ConfigurationError(
+                f"expected SandboxLimits.process_memory of {64 * MIB} bytes or more, actual {self.process_memory}"
+            )
+        if self.cpus < 0.01:
+            raise ConfigurationError(f"expected SandboxLimits.cpus of 0.01 or more, actual {self.cpus}")
         folders = self.workspace + self.tmp + self.shm
         if folders > self.memory // 2:
             raise ConfigurationError(

@@ -63,8 +63,9 @@ class BoxPool:
     def __init__(
         self, backend: Backend, *, size: int, warm: int = 0, acquire_timeout: float = 20.0, episodes: int = 500
     ) -> None:
-        if size < 1 or episodes < 1:
-            raise ConfigurationError(f"expected size and episodes of 1 or more, actual {size} and {episodes}")
+        for name, value in (("size", size), ("episodes", episodes)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"expected {name} of the pool as an int of 1 or more, actual {value!r:.100}")
         if not 0 <= warm <= size:
             raise ConfigurationError(f"expected warm in [0, size={size}], actual {warm}")
         if not acquire_timeout > 0:
@@ -171,7 +172,10 @@ class BoxPool:
                 self._waiting.remove(waiter)
         if self._last_failure is not None and not self._leased:
             raise SandboxFailure(str(self._last_failure), kind=self._last_failure.kind.removeprefix("sandbox_"))
-        text = f"no box came free within {self.acquire_timeout:g} s; all {self.size} are in use: enlarge the pool"
+        text = (
+            f"no box came free within {self.acquire_timeout:g} s; all {self.size} are in use: enlarge the pool, "
+            "release() sandboxes that are done, or use lease='call'"
+        )
         if self._state.starting:
             text = f"no box was ready within {self.acquire_timeout:g} s; {self._state.starting} are still starting"
         raise SandboxFailure(text, kind="pool_exhausted")

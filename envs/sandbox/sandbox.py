@@ -53,6 +53,12 @@ class SandboxPool:
         episodes: int = 500,
         **options: Any,
     ) -> None:
+        if limits is not None and not isinstance(limits, SandboxLimits):
+            raise ConfigurationError(f"expected limits as SandboxLimits, actual {limits!r:.100}")
+        if not isinstance(backend, str) and not hasattr(backend, "create"):
+            raise ConfigurationError(
+                f"expected sandbox among auto, docker, local, or a backend, actual {backend!r:.100}"
+            )
         if not isinstance(backend, str) and (limits is not None or options):
             raise ConfigurationError("a backend of one's own has its limits and options already: give them to it")
         self.limits = (limits or SandboxLimits()) if isinstance(backend, str) else backend.limits
@@ -154,9 +160,9 @@ class Sandbox:
 
         Args:
             code: the program.
-            stdin: what it can read.
+            stdin: what it can read; up to 16 MiB. The program itself may have up to 1 MiB.
             files: written into the workspace before.
-            fetch: files to bring back afterwards, in ``result.files`` where they exist.
+            fetch: plain files to bring back afterwards, in ``result.files`` where there are such, of up to 16 MiB.
             timeout: seconds of wall time; the pool's ``limits.timeout`` by default.
 
         Raises:
@@ -184,8 +190,7 @@ class Sandbox:
             SandboxFailure: the sandbox failed.
             ConfigurationError: with ``lease="call"`` there is no session.
         """
-        if self.lease == "call":
-            raise ConfigurationError("a sandbox with lease='call' keeps no session: make one with lease='episode'")
+        self._keeps("session")
         return await self._call(lambda box: box.execute(code, timeout=timeout), runs=True)
 
     async def put(self, files: Mapping[str, Content]) -> None:
@@ -195,6 +200,7 @@ class Sandbox:
             ToolError: a path that leaves the workspace, or no room.
             SandboxFailure: the sandbox failed.
         """
+        self._keeps("files")
         ready = _as_bytes(files)
         await self._call(lambda box: box.put(ready), runs=False)
         if not self._ran:
@@ -202,11 +208,13 @@ class Sandbox:
 
     async def get(self, path: str) -> bytes:
         """The content of a file. Raises ToolError if there is none, or it is too large."""
-        return await self._call(lambda box: box.get(path), runs=False)
+        self._keeps("files")
+        return await self._call(lambda box: box.get(_path(path)), runs=False)
 
     async def list(self, path: str = ".") -> Listing:
         """Everything below a folder, recursively. Raises ToolError if there is none."""
-        return await self._call(lambda box: box.list(path), runs=False)
+        self._keeps("files")
+        return await self._call(lambda box: box.list(_path(path)), runs=False)
 
     async def close_session(self) -> None:
         """End the session, if there is one; files stay."""
@@ -230,7 +238,11 @@ class Sandbox:
         fetch: Sequence[str],
         timeout: float | None,
     ) -> RunResult:
-        ready, data = _as_bytes(files or {}), stdin.encode() if isinstance(stdin, str) else stdin
+        if not isinstance(code, str):
+            raise ConfigurationError(f"expected code or a command as text, actual {type(code).__name__}")
+        if isinstance(fetch, str) or not all(isinstance(path, str) for path in fetch):
+            raise ConfigurationError(f"expected fetch as a list of paths, actual {fetch!r:.100}")
+        ready, data = _as_bytes(files or {}), _content("stdin", stdin)
 
         def on(box: Box) -> Awaitable[RunResult]:
             def work() -> Awaitable[RunResult]:
@@ -239,6 +251,31 @@ class Sandbox:
             return with_files(box, ready, fetch, work) if ready or fetch else work()
 
         return await self._call(on, runs=True)
+
+    def _keeps(self, what: str) -> None:
+        if self.lease == "call":
+            raise ConfigurationError(
+                f"a sandbox with lease='call' keeps no {what}: make one with lease='episode', or give files to run()"
+            )
+
+    def __enter__(self) -> "SyncSandbox":
+        return self.sync
+
+    def __exit__(self, *exc: object) -> None:
+        self.sync.release()
+
+    async def __aenter__(self) -> "Sandbox":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.release()
+
+    def __del__(self) -> None:
+        # One that is forgotten gives its box back all the same.
+        box = getattr(self, "_box", None)
+        if box is not None:
+            with contextlib.suppress(ToolgymError, RuntimeError):
+                self.pool.loop.submit(self.pool._release(box))
 
     async def _call(self, work: Callable[[Box], Awaitable[_T]], *, runs: bool) -> _T:
         return await self._on_loop(self._with_a_box(work) if self.lease == "call" else self._in_turn(work, runs=runs))
@@ -383,7 +420,23 @@ def _may_pass(failure: SandboxFailure) -> bool:
 
 
 def _as_bytes(files: Mapping[str, Content]) -> dict[str, bytes]:
-    return {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
+    if not isinstance(files, Mapping):
+        raise ConfigurationError(f"expected files as a mapping of path and content, actual {files!r:.100}")
+    return {_path(path): _content(f"file {path!r}", data) for path, data in files.items()}
+
+
+def _path(path: str) -> str:
+    if not isinstance(path, str):
+        raise ConfigurationError(f"expected a path in the workspace as text, actual {path!r:.100}")
+    return path
+
+
+def _content(what: str, data: Content) -> bytes:
+    if isinstance(data, str):
+        return data.encode("utf-8", "surrogateescape")
+    if not isinstance(data, bytes):
+        raise ConfigurationError(f"expected {what} as text or bytes, actual {type(data).__name__}")
+    return data
 
 
 def _shut_down(pool: BoxPool, loop: LoopThread) -> None:

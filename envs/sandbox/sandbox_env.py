@@ -118,6 +118,8 @@ def _as_pool(
     sandbox: BackendName | SandboxPool, limits: SandboxLimits | None, *, size: int
 ) -> tuple[SandboxPool, SandboxPool | None]:
     """The pool to use, and again if it is to be closed by whoever asked."""
+    if limits is not None and not isinstance(limits, SandboxLimits):
+        raise ConfigurationError(f"expected sandbox_limits as SandboxLimits, actual {limits!r:.100}")
     if isinstance(sandbox, SandboxPool):
         if limits is not None and limits != sandbox.limits:
             raise ConfigurationError("the sandbox pool has limits of its own: give them to it, not beside it")

@@ -124,6 +124,13 @@ def test_every_fault_of_a_family_stands_once_in_its_source() -> None:
             assert family.source.count(right) == 1, (family.function, right)
 
 
+@pytest.mark.parametrize("padding", ["\u00e9", "\U0001f600", "\\", "'", "\n"])
+def test_the_size_of_a_submission_is_no_way_out(pool: SandboxPool, padding: str) -> None:
+    """Whatever its characters cost on their way: it is scored, never dropped as a failure of ours."""
+    code = f"{SQUARE}\npadding = {{}}\n".format(repr(padding * 190_000) if padding != "\n" else "0" + "\n" * 190_000)
+    assert submit(pool, SQUARES, code[:200_000])["tests"] in (0.0, 1.0)
+
+
 def test_partial_success_is_told_but_does_not_solve(pool: SandboxPool) -> None:
     got = submit(pool, SQUARES, "def square(n):\n    return n * n if n < 5 else n")
     assert got == {"tests": 0.5, "solved": False}

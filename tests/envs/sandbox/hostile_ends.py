@@ -2,7 +2,7 @@
 
 from toolgym.envs.sandbox.results import RunResult
 
-from .hostile_cases import Hostile, Scene, the_session_lives, the_session_was_lost
+from .hostile_cases import Hostile, Scene, a_cell_is_answered, the_session_lives, the_session_was_lost
 
 
 def _one_answer_each(scene: Scene, result: RunResult) -> None:
@@ -59,6 +59,12 @@ def _broken_interpreter(scene: Scene) -> None:
 
 
 _SLY = "class Sly(%s):\n    def __str__(self): 1 / 0\n    __repr__ = __and__ = __index__ = __str__\n%s"
+
+
+def _clean_attributes(scene: Scene) -> None:
+    scene.says("run", "import os\nprint(os.listxattr('.'))", "[]")
+
+
 ENDS = (
     Hostile("os._exit", "the end of Python", "import os\nos._exit(7)", ends="error", says="exit code 7"),
     Hostile(
@@ -187,4 +193,27 @@ ENDS = (
         timeout=0.5,
     ),
     Hostile("interpreter broken from within", "the session: no builtins, no modules", _broken_interpreter),
+    Hostile(
+        "attributes of the workspace",
+        "what a reset does not remove: attributes of a folder that stays",
+        "import os\nfor k in range(500):\n    try: os.setxattr('.', f'user.{k}', b'x' * 60_000)\n"
+        "    except OSError: break\nprint('REACHED' if os.listxattr('.') else 'refused')",
+        after=_clean_attributes,
+    ),
+    Hostile(
+        "asynchronous I/O of the whole machine",
+        "a bounded number that all of a machine share",
+        "import ctypes\nlibc = ctypes.CDLL(None)\nmade = 0\nfor _ in range(70_000):\n"
+        "    if libc.syscall(206, 1, ctypes.byref(ctypes.c_ulong(0))): break\n    made += 1\n"
+        "print('REACHED' if made else 'refused')",
+    ),
+    Hostile(
+        "descriptor handed to the worker",
+        "the worker: a connection whose closing takes long, over the line of a session",
+        "import os, socket\nfor fd in (3, 4, 5, 6):\n    try:\n"
+        "        socket.send_fds(socket.socket(fileno=os.dup(fd)), [b'z'], [0])\n        print('REACHED')\n"
+        "    except OSError as error: print(error)",
+        kind="cell",
+        then=a_cell_is_answered,
+    ),
 )

@@ -59,7 +59,7 @@ import os
 for _ in range(8):
     if os.fork() == 0:
         while True:
-            try: os.write(3, b"O\\0\\0" * 20_000)
+            try: os.write(4, b"O\\0\\0" * 20_000)
             except OSError: pass
 print("armed")
 """
@@ -67,7 +67,7 @@ _KNOWN_ANSWER = """
 import os, sys
 frame = sys._getframe()
 while frame is not None:
-    if "nonce" in frame.f_locals: os.write(3, frame.f_locals["nonce"] + b"O\\0\\0")
+    if "nonce" in frame.f_locals: os.write(4, frame.f_locals["nonce"] + b"O\\0\\0")
     frame = frame.f_back
 while True: pass
 """
@@ -76,7 +76,8 @@ while True: pass
 def _the_worker_is_as_fast(scene: Scene, result: RunResult) -> None:
     code = "import os\nfor pid in (0, 1): print(os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid),"
     mine, workers = scene.run(code + " os.sched_getaffinity(pid))").text.splitlines()
-    assert mine == workers
+    # Of code's own it is only the priority that differs: code yields to the worker.
+    assert workers.split(" ", 1) == ["0", mine.split(" ", 1)[1]]
 
 
 def _kill_everything(scene: Scene) -> None:

@@ -137,9 +137,8 @@ def test_a_session_outlives_its_time_being_up_with_its_state(box: SyncSandbox) -
     late = box.exec("x = 2\nwhile True: pass", timeout=0.3)
     assert (late.status, late.session_lost) == (RunStatus.TIMEOUT, False)
     assert box.exec("x").text == "2"
-    stubborn = box.exec(
-        "while True:\n    try:\n        while True: sum(range(9))\n    except BaseException: pass", timeout=0.3
-    )
+    deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    stubborn = box.exec(deaf, timeout=0.3)
     assert (stubborn.status, stubborn.session_lost) == (RunStatus.TIMEOUT, True)
     assert "the session was lost" in stubborn.text
     assert "NameError" in box.exec("x").text
@@ -179,11 +178,42 @@ def test_forks_of_a_template_draw_other_random_numbers(box: SyncSandbox) -> None
 
 
 def test_one_call_a_box(pool: SandboxPool) -> None:
-    lender = pool.sandbox(lease="call")
-    lender.sync.put({"kept": "?"})
-    assert lender.sync.list() == []
+    lender = pool.sandbox(lease="call").sync
+    assert lender.run("print(open('given').read())", files={"given": "x"}).text == "x"
+    assert lender.shell("ls").text == "(no output)"
     with pytest.raises(ConfigurationError, match="lease='call' keeps no session"):
-        lender.sync.exec("1")
+        lender.exec("1")
+    with pytest.raises(ConfigurationError, match="lease='call' keeps no files"):
+        lender.put({"kept": "?"})
+
+
+def test_a_sandbox_that_is_forgotten_gives_its_box_back() -> None:
+    with made("local", size=1, acquire_timeout=5.0) as pool:
+        for k in range(3):
+            assert pool.sandbox().sync.run(f"print({k})").text == str(k)
+        with pool.sandbox() as box:
+            assert box.exec("1").text == "1"
+        assert pool.sandbox().sync.run("print(2)").text == "2"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda box: box.run(5),
+        lambda box: box.run("1", timeout=1e9),
+        lambda box: box.run("1", stdin=3),
+        lambda box: box.run("1", files=["a"]),
+        lambda box: box.run("1", files={"a": 1}),
+        lambda box: box.run("1", fetch="name"),
+        lambda box: box.get(3),
+        lambda box: box.put({3: "x"}),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(box: SyncSandbox, call: Any) -> None:
+    box.exec("kept = 1")
+    with pytest.raises(ConfigurationError, match="expected"):
+        call(box)
+    assert box.exec("kept").text == "1"
 
 
 def test_many_callers_on_many_loops_and_threads(pool: SandboxPool) -> None:
@@ -315,7 +345,7 @@ def test_local_boxes_without_namespaces_still_write_nowhere_else(tmp_path: Any) 
     ("make", "text"),
     [
         (lambda: SandboxPool("podman"), "sandbox among auto, docker, local, actual 'podman'"),  # type: ignore[arg-type]
-        (lambda: SandboxPool("local", size=0), "size and episodes of 1 or more"),
+        (lambda: SandboxPool("local", size=0), "size of the pool as an int of 1 or more, actual 0"),
         (lambda: SandboxPool("local", size=2, warm=3), r"warm in \[0, size=2\]"),
         (lambda: SandboxPool("local", acquire_timeout=0), "acquire_timeout above 0"),
         (lambda: SandboxPool("local", colour="red"), "options of the local sandbox"),
@@ -337,7 +367,7 @@ def test_what_is_wrong_is_refused_by_name(make: Any, text: str) -> None:
 def test_a_pool_has_its_own_limits(pool: SandboxPool) -> None:
     with pytest.raises(ConfigurationError, match="has limits of its own"):
         PythonEnv(["?"], sandbox=pool, sandbox_limits=SandboxLimits(timeout=1.0))
-    with pytest.raises(ConfigurationError, match="timeout above 0 seconds, actual -1"):
+    with pytest.raises(ConfigurationError, match="timeout above 0 seconds and up to 86,400, actual -1"):
         pool.sandbox().sync.run("1", timeout=-1)
     with pytest.raises(ConfigurationError, match="lease among episode, call, actual 'week'"):
         Sandbox(pool, lease="week")  # type: ignore[arg-type]
