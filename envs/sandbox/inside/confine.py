@@ -104,6 +104,10 @@ def _private_files(settings: Settings) -> Settings:
         os.makedirs(path, exist_ok=True)
         mount(f"/proc/self/fd/{held}", path, "", _BIND | _REC)
         os.close(held)
+    kept = tuple(dict.fromkeys("/".join(path.split("/")[:3]) for path in shown if path.startswith("/tmp/")))
+    for path in kept:  # an interpreter below /tmp: the way to it is no place for code
+        mount(path, path, "", _BIND | _REC)
+        make_read_only(path)
     for path in hidden:
         if path != "/mnt":
             make_read_only(path)
@@ -116,7 +120,9 @@ def _private_files(settings: Settings) -> Settings:
     make_read_only("/mnt", below=False)
     _raise_loopback()
     environment = settings.environment | {"HOME": _WORKSPACE, "TMPDIR": "/tmp"}
-    return dataclasses.replace(settings, workspace=_WORKSPACE, folders=tuple(folders), environment=environment)
+    return dataclasses.replace(
+        settings, workspace=_WORKSPACE, folders=tuple(folders), environment=environment, kept=kept
+    )
 
 
 def _raise_loopback() -> None:

@@ -7,7 +7,7 @@ or a thousand deep, names that are no text - is met.
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 MAX_ENTRIES = 10_000
 _MAX_PATHS = 1 << 20  # bytes of all paths of a listing
@@ -111,16 +111,20 @@ def listing(root: str, path: str) -> list[tuple[str, int, bool]]:
     return sorted(found)
 
 
-def wipe(folders: Iterable[str]) -> int:
+def wipe(folders: Iterable[str], kept: Collection[str] = ()) -> int:
     """Remove everything in some folders that this user may remove, and open its folders for the next who tries.
+
+    Args:
+        folders: the folders.
+        kept: paths in them, right below, that are left alone.
 
     Returns:
         How many entries are left.
     """
-    return sum(_wipe(folder) for folder in folders if os.path.isdir(folder))
+    return sum(_wipe(folder, kept) for folder in folders if os.path.isdir(folder))
 
 
-def _wipe(root: str) -> int:
+def _wipe(root: str, kept: Collection[str]) -> int:
     """Depth first without recursion and by descriptors, so that neither depth nor the length of paths matters."""
     left = 0
     try:
@@ -130,7 +134,7 @@ def _wipe(root: str) -> int:
     with contextlib.suppress(OSError):
         for name in os.listxattr(top):
             os.removexattr(top, name)
-    stack: list[tuple[int, list[str]]] = [(top, os.listdir(top))]
+    stack = [(top, [name for name in os.listdir(top) if f"{root}/{name}" not in kept])]
     while stack:
         folder, names = stack[-1]
         if not names:

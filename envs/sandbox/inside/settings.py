@@ -22,6 +22,7 @@ class Settings:
         shell: the program that runs shell commands.
         confine: whether the worker is to confine itself in namespaces (local backend).
         visible: folders that stay visible when it does.
+        kept: what lies in a folder that is wiped and is not code's: read-only, with visible folders in it.
         folder_bytes: sizes of its private folders then: ``workspace``, ``tmp`` and ``shm``.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     shell: str = "/bin/bash"
     confine: bool = False
     visible: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     folder_bytes: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -50,6 +52,6 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         """The inverse of `to_json`."""
         entries = json.loads(text)
-        for name in ("folders", "preload", "visible"):
+        for name in ("folders", "preload", "visible", "kept"):
             entries[name] = tuple(entries[name])
         return cls(**entries)

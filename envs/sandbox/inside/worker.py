@@ -159,7 +159,7 @@ class Worker:
         for _ in range(4):  # one user's folder may hide another's
             for uid in users:
                 with files.acting_as(uid, self._settings.gid):
-                    left = files.wipe(folders)
+                    left = files.wipe(folders, self._settings.kept)
             if left == 0:
                 break
         return left
