@@ -316,7 +316,8 @@ def _leave_everything(scene: Scene) -> None:
 
 
 def _nothing_was_left(scene: Scene) -> None:
-    code = "import ctypes, os\nprint([f for f in ('.', '/tmp', '/dev/shm') if os.listdir(f)])\n"
+    code = "import ctypes, os\nfolders = ('.', '/tmp', '/dev/shm')\n"
+    code += "print([n for f in folders for n in os.listdir(f) if os.lstat(f + '/' + n).st_uid])\n"
     scene.says("run", code + "print(ctypes.CDLL(None).mq_open(b'/left', os.O_RDWR))", "[]\n-1")
     code = "import os\npids = set(filter(str.isdigit, os.listdir('/proc'))) - {str(os.getpid())}\n"
     scene.says("run", code + "print([pid for pid in pids if os.stat('/proc/' + pid).st_uid])", "[]")
