@@ -35,7 +35,8 @@ with the engine. Sandbox: a question and its answer alone cost 0.3 ms on the poo
 caller (the engine copies the stream twice, and there are two changes of thread); each call also sends a word that its
 code has begun, so that a box that dies before is replaced without a failure, and reads memory and CPU from /proc. A
 stateless call is a fork of a template that has seen no request (made ahead of time), which gives up its rights under
-Landlock: about 1.5 ms of CPU. On 2 cores the rates are bounded by that CPU, client and engine included.
+Landlock: about 1.5 ms of CPU. That the stateless rate falls
+with the number of boxes (every call takes a box, pings it, and has it reset) is not explained yet.
 """
 LIMITS = Limits(max_trajectory_tokens=2_048, max_completion_tokens=256)
 
