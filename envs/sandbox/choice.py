@@ -33,10 +33,9 @@ async def choose(name: BackendName, limits: SandboxLimits, options: Mapping[str,
         return docker
     local: LocalBackend = _made("local", LocalBackend, limits, {} if name == "auto" else options)
     await local.probe()
-    if local.unprotected:  # always something
-        why = "no Docker engine answers, so code runs" if name == "auto" else "code runs"
-        lost = "; ".join(local.unprotected)
-        warnings.warn(f"{why} in child processes of this machine, which do not protect: {lost}", SandboxWarning, 2)
+    why = "no Docker engine answers, so code runs" if name == "auto" else "code runs"
+    lost = "; ".join(local.unprotected)
+    warnings.warn(f"{why} in child processes of this machine, which do not protect: {lost}", SandboxWarning, 2)
     return local
 
 

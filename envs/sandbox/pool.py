@@ -182,7 +182,7 @@ class BoxPool:
 
     def _fill(self) -> None:
         """Begin to make as many boxes as are wanted."""
-        coming = self._state.starting
+        coming = self._state.starting + self._state.resetting  # what is being reset is back in a moment
         wanted = max(len(self._waiting), self._warm - len(self._idle)) - coming
         for _ in range(min(wanted, self._free)):
             self._free -= 1
