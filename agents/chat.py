@@ -1,13 +1,17 @@
 """`ChatFormat`: the only place where messages become tokens and tokens become messages."""
 
+import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolgym.envs.errors import ConfigurationError, ToolgymError
-from toolgym.envs.messages import AssistantMessage, Message
+from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage, UserMessage
+
+if TYPE_CHECKING:
+    from toolgym.agents.certificate import Certificate
 
 
 class TemplateRefused(ToolgymError):
@@ -15,37 +19,164 @@ class TemplateRefused(ToolgymError):
 
 
 class ChatFormat(ABC):
-    """Turns messages into tokens and back, for training and evaluation alike.
+    """Turns messages into tokens and back, for training and evaluation alike. May be used from any number of threads.
 
     With P the prompt ids, C the sampled ids and D the observation delta, ``P' = P + C + D`` is the next prompt:
     prompts are extended, never rebuilt, and what was sampled is never encoded again.
+
+    Attributes:
+        name: for records and messages.
+        call_syntax: name of the syntax of tool calls.
+        stop_token_ids: tokens that end a turn.
+        certificate: what was proven about the format when it was made; what it refuses is never done.
     """
 
     name: str
+    call_syntax: str
     stop_token_ids: tuple[int, ...]
+    certificate: "Certificate | None" = None
+
+    @staticmethod
+    def for_tokenizer(
+        tokenizer: Any,
+        *,
+        template: str | None = None,
+        family: str | None = None,
+        syntax: str | None = None,
+        stop_token_ids: Sequence[int] = (),
+        **options: Any,
+    ) -> "ChatFormat":
+        """The chat format of a tokenizer, with its certificate.
+
+        A family of the renderers library where you name one, or where the tokenizer's own name is one that the library
+        knows and the certificate refuses nothing; else whatever the chat template itself shows.
+
+        Args:
+            tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer` with a ``template``.
+            template: in Jinja; None takes the tokenizer's own.
+            family: of the renderers library, e.g. ``"qwen3"``.
+            syntax: of tool calls, e.g. ``"hermes"``; None finds it out.
+            stop_token_ids: tokens that end a turn, beyond those which the tokenizer and the template show.
+            **options: of the template or family, e.g. ``enable_thinking``.
+
+        Raises:
+            ConfigurationError: a slow tokenizer, no template and no family, or something that does not fit.
+        """
+        from toolgym.agents.choice import format_of_tokenizer  # noqa: PLC0415 - the formats build on this module
+
+        return format_of_tokenizer(
+            tokenizer, template=template, family=family, syntax=syntax, stops=stop_token_ids, options=options
+        )
+
+    @property
+    @abstractmethod
+    def control_token_ids(self) -> frozenset[int]:
+        """The tokens that no text of anybody's can become."""
 
     @abstractmethod
-    def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def inline_reasoning(self, reasoning: str, content: str) -> str | None:
+        """The raw output of a model that reasons in its content; None where reasoning has a channel of its own."""
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """The first prompt, ending where the model is to speak.
 
         Args:
             messages: the opening conversation.
             tools: OpenAI function schemas.
-        """
 
-    @abstractmethod
+        Raises:
+            TemplateRefused: the template cannot write it, or not as the certificate demands.
+        """
+        ids = self._open(messages, tools)
+        if "P8" in self._refused and ids != self.render(messages, tools, opens=True):
+            raise TemplateRefused(f"{self.name} is not exact on this opening (P8: {self._refused['P8']})")
+        return ids
+
     def extend(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The delta D: closing tokens that the model did not sample, the new messages, and the next opening.
 
+        Its cost depends on the new messages, not on the prompt's length.
+
+        Args:
+            prompt_ids: P, whose end alone is looked at.
+            completion_ids: C.
+            new_messages: all that is new, the answers to all calls of the turn together.
+            tools: as given to `open`.
+
         Raises:
-            TemplateRefused: it cannot be done exactly.
+            TemplateRefused: it cannot be done exactly: the certificate says so, or the template cannot write it.
         """
+        for probe in self._needs(prompt_ids, completion_ids, new_messages):
+            if probe in self._refused:
+                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {self._refused[probe]})")
+        return self._extend(prompt_ids, completion_ids, new_messages, tools)
+
+    @property
+    def _refused(self) -> Mapping[str, str]:
+        return {} if self.certificate is None else self.certificate.refused
+
+    def _needs(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
+    ) -> Iterator[str]:
+        """The probes on which an extension depends."""
+        answers = [message for message in new_messages if isinstance(message, ToolMessage)]
+        if answers:
+            yield "P1"
+            # Only where it matters is the history looked at: whether tools were answered before.
+            if "P5" in self._refused and not self._answer_marks.isdisjoint(prompt_ids):
+                yield "P5"
+        if len(answers) > 1:
+            yield "P2"
+        if len(answers) < len(new_messages):
+            yield from ("P3", "P4")
+        if any(not m.content.isascii() or m.content != m.content.strip() or not m.content for m in new_messages):
+            yield "P6"
+        if not len(completion_ids) or completion_ids[-1] not in self.stop_token_ids:
+            yield "P7"
+
+    @functools.cached_property
+    def _answer_marks(self) -> frozenset[int]:
+        """Control tokens that stand beside answers of tools alone."""
+        said = self.write(AssistantMessage("", (ToolCall("f", {}),)))
+        prompt = self._open((UserMessage("Hi."),), ())
+        answer = self._extend(prompt, said, (ToolMessage("x", "call_0", "f"),), ())
+        other = self._extend(prompt, self.write(AssistantMessage("x")), (UserMessage("x"),), ())
+        return self.control_token_ids & set(answer) - set(other) - set(prompt)
 
     @abstractmethod
-    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int]) -> AssistantMessage:
-        """The message that was sampled. Never raises: a call that cannot be parsed becomes an `InvalidToolCall`."""
+    def _open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """`open`, whatever the certificate says."""
+
+    @abstractmethod
+    def _extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
+        """`extend`, whatever the certificate says."""
+
+    @abstractmethod
+    def parse(
+        self,
+        completion_ids: Sequence[int],
+        prompt_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> AssistantMessage:
+        """The message that was sampled. Never raises: a call that cannot be parsed becomes an `InvalidToolCall`.
+
+        Args:
+            completion_ids: C.
+            prompt_ids: P, whose end alone is looked at: it may have opened the reasoning.
+            tools: as given to `open`: their schemas give the arguments of untyped syntaxes their types.
+        """
 
     @abstractmethod
     def write(self, message: AssistantMessage | str) -> list[int]:
@@ -55,31 +186,40 @@ class ChatFormat(ABC):
         """
 
     @abstractmethod
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, opens: bool) -> list[int]:
+        """A whole conversation as the model's own template and tokenizer give it, to compare with. Never a prompt.
+
+        Args:
+            messages: the conversation, its texts as they are.
+            tools: function schemas.
+            opens: whether the assistant's next turn is opened.
+
+        Raises:
+            TemplateRefused: the template cannot write this conversation.
+        """
+
+    @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
 
 
-def load_chat_format(model: str | Path, **options: Any) -> ChatFormat:
-    """The chat format of a model folder.
+def load_chat_format(
+    model: str | Path, *, family: str | None = None, syntax: str | None = None, **options: Any
+) -> ChatFormat:
+    """The chat format of a model folder: see `ChatFormat.for_tokenizer`.
 
     Args:
         model: a folder with ``config.json`` and ``tokenizer.json``.
-        **options: of the format, e.g. ``enable_thinking`` for Qwen3.
+        family: of the renderers library; None decides by the model.
+        syntax: of tool calls; None finds it out.
+        **options: of the template or family, e.g. ``enable_thinking``.
 
     Raises:
-        ConfigurationError: no such folder, files missing, or a model family whose format is not known here.
-        TemplateRefused: the folder's own chat template writes something else than the format does.
+        ConfigurationError: no such folder, files missing or broken, or no chat template and no family known to fit.
     """
-    from toolgym.agents.qwen3_chat import Qwen3ChatFormat  # noqa: PLC0415 - the formats build on this module
+    from toolgym.agents.choice import format_of_folder  # noqa: PLC0415 - the formats build on this module
 
-    folder = check_model_folder(model)
-    family = read_json(folder / "config.json").get("model_type")
-    if family not in Qwen3ChatFormat.model_types:
-        known = ", ".join(Qwen3ChatFormat.model_types)
-        raise ConfigurationError(
-            f"model type {family!r} in {folder} speaks a chat format that is not supported; supported: {known}"
-        )
-    return Qwen3ChatFormat.from_folder(folder, **options)
+    return format_of_folder(check_model_folder(model), family=family, syntax=syntax, options=options)
 
 
 def check_model_folder(model: str | Path) -> Path:

@@ -14,6 +14,7 @@ from toolgym.envs.errors import (
 )
 from toolgym.envs.messages import (
     AssistantMessage,
+    CallFault,
     InvalidToolCall,
     Message,
     Observation,
@@ -38,6 +39,7 @@ from toolgym.envs.vector import ToolVectorEnv
 __all__ = [
     "AssistantMessage",
     "AssistantMessageSpace",
+    "CallFault",
     "ConfigurationError",
     "EnvironmentFailure",
     "Episode",

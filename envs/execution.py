@@ -28,7 +28,11 @@ class CallStatus(StrEnum):
     """How one tool call ended."""
 
     OK = "ok"
-    INVALID_CALL = "invalid_call"
+    BAD_JSON = "bad_json"
+    CUT_OFF = "cut_off"
+    NO_NAME = "no_name"
+    MALFORMED = "malformed"
+    IN_REASONING = "in_reasoning"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
     RAISED = "raised"
@@ -172,7 +176,7 @@ class ToolRunner:
 
     async def _answer(self, call: ToolCall | InvalidToolCall) -> CallResult:
         if isinstance(call, InvalidToolCall):
-            return self._result(call, CallStatus.INVALID_CALL, f"{call.error}\nYour call was: {call.raw}")
+            return self._result(call, CallStatus(call.fault), f"{call.error}\nYour call was: {call.raw}")
         found = self._tools.get(call.name)
         if found is None:
             known = ", ".join(self._tools) or "none"

@@ -6,6 +6,7 @@ An *action* is one `AssistantMessage`; an *observation* is a tuple of the messag
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from toolgym.envs.errors import ConfigurationError
@@ -20,6 +21,17 @@ class ToolCall:
     id: str = ""
 
 
+class CallFault(StrEnum):
+    """What is wrong with a call that could not be parsed."""
+
+    BAD_JSON = "bad_json"
+    BAD_ARGUMENTS = "bad_arguments"
+    CUT_OFF = "cut_off"
+    NO_NAME = "no_name"
+    MALFORMED = "malformed"
+    IN_REASONING = "in_reasoning"
+
+
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
     """A call that could not be parsed. It is answered like any other, with the reason, so that nothing vanishes.
@@ -29,12 +41,14 @@ class InvalidToolCall:
         error: why it could not be parsed, in words for the model.
         name: the tool's name, if that much could be read.
         id: see `ToolCall.id`.
+        fault: the kind of error.
     """
 
     raw: str
     error: str
     name: str | None = None
     id: str = ""
+    fault: CallFault = CallFault.MALFORMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +101,8 @@ Observation: TypeAlias = tuple[Message, ...]
 def to_dict(message: Message) -> dict[str, Any]:
     """The message as a JSON-ready dict in the form of OpenAI's chat completions.
 
-    Two extensions: ``reasoning`` on assistant messages, and an ``error`` on a call that could not be parsed, whose
-    raw text stands where its arguments would.
+    Two extensions: ``reasoning`` on assistant messages, and ``error`` and ``fault`` on a call that could not be
+    parsed, whose raw text stands where its arguments would.
     """
     match message:
         case SystemMessage():
@@ -134,7 +148,7 @@ def from_dict(entry: Mapping[str, Any]) -> Message:
 def _call_to_dict(call: ToolCall | InvalidToolCall) -> dict[str, Any]:
     if isinstance(call, InvalidToolCall):
         function = {"name": call.name, "arguments": call.raw}
-        return {"id": call.id, "type": "function", "function": function, "error": call.error}
+        return {"id": call.id, "type": "function", "function": function, "error": call.error, "fault": call.fault.value}
     arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
@@ -142,6 +156,7 @@ def _call_to_dict(call: ToolCall | InvalidToolCall) -> dict[str, Any]:
 def _call_from_dict(entry: Mapping[str, Any]) -> ToolCall | InvalidToolCall:
     function, call_id = entry["function"], entry.get("id", "")
     if "error" in entry:
-        return InvalidToolCall(function["arguments"], entry["error"], function["name"], call_id)
+        fault = CallFault(entry.get("fault", CallFault.MALFORMED))
+        return InvalidToolCall(function["arguments"], entry["error"], function["name"], call_id, fault)
     arguments = function["arguments"]
     return ToolCall(function["name"], json.loads(arguments) if isinstance(arguments, str) else arguments, call_id)

@@ -25,12 +25,24 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from toolgym.agents.qwen3_chat import SPECIAL_TOKENS, Qwen3ChatFormat
+from toolgym.agents.chat import ChatFormat
+from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, Message, SystemMessage, Task, ToolEnv, UserMessage
 from toolgym.envs.catalog import calculator, ledger
 from toolgym.envs.messages import ToolMessage
 
 VOCABULARY = 1_024
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 MUON_PEAK, ADAM_PEAK = 5e-3, 3e-3  # learning rates
 # Steps over which the learning rate falls to nothing. Training stops earlier: a model that is let learn to the end
 # makes no mistake in Calculator even at temperature 1, and groups without mistakes teach nothing.
@@ -99,7 +111,7 @@ class Conversation:
     mask: np.ndarray
 
 
-def render(chat: Qwen3ChatFormat, env: ToolEnv, messages: Sequence[Message], system: tuple[int, ...]) -> Conversation:
+def render(chat: ChatFormat, env: ToolEnv, messages: Sequence[Message], system: tuple[int, ...]) -> Conversation:
     """The conversation as a rollout would record it."""
     ids = chat.open(messages[:2], env.tools.schemas)
     assert tuple(ids[: len(system)]) == system
@@ -122,7 +134,7 @@ def common_prefix(one: Sequence[int], two: Sequence[int]) -> tuple[int, ...]:
     return tuple(one[:same])
 
 
-def make_corpus(chat: Qwen3ChatFormat, count: int) -> list[list[Conversation]]:
+def make_corpus(chat: ChatFormat, count: int) -> list[list[Conversation]]:
     """Conversations by course."""
     corpus = []
     for course in COURSES:
@@ -263,6 +275,7 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, out: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (out / "chat_template.jinja").write_text((TINY_MODEL / "chat_template.jinja").read_text())
 
 
 def main() -> None:
@@ -292,7 +305,8 @@ def main() -> None:
     texts += [schema_words, spoken, *(f' "{name}" {name} {name}.' for name in ledger.NAMES)] * 50
     tokenizer = make_tokenizer(texts)
     save_tokenizer(tokenizer, args.out)
-    chat = Qwen3ChatFormat(tokenizer)
+    template = (TINY_MODEL / "chat_template.jinja").read_text()
+    chat = ChatFormat.for_tokenizer(tokenizer, template=template)
     corpus = make_corpus(chat, args.conversations)
 
     model = new_model(tokenizer, args.seed)

@@ -174,7 +174,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
         (call("ok_async", x=7), CallStatus.OK, "async 7"),
         (call("ok", x="seven"), CallStatus.BAD_ARGUMENTS, "x: Input should be a valid integer"),
         (call("okay"), CallStatus.UNKNOWN_TOOL, "No tool is named 'okay'. Tools: ok, ok_async"),
-        (InvalidToolCall("{oops", "not JSON.", id="id"), CallStatus.INVALID_CALL, "not JSON.\nYour call was: {oops"),
+        (InvalidToolCall("{oops", "not JSON.", id="id"), CallStatus.MALFORMED, "not JSON.\nYour call was: {oops"),
         (call("raises"), CallStatus.RAISED, "Error: ValueError: seven"),
         (call("told"), CallStatus.RAISED, "Error: mend this"),
         (call("exits"), CallStatus.RAISED, "SystemExit: 3"),

@@ -1,0 +1,212 @@
+"""`TokenCodec`: text to ids and back, in which control tokens are written by chat formats alone.
+
+Fast tokenizers turn the literal of a special token into that token wherever it stands. A tool result that contains
+``<|im_end|>`` would so close its own turn. Here whoever encodes says what is scaffold and what is somebody's text;
+text is never more than text.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from toolgym.envs.errors import ConfigurationError
+
+# Noncharacters of Unicode, reserved for use within a program: they have no place in text that is interchanged.
+BREAK, MARK_OPEN, MARK_CLOSE, SLOT_OPEN, SLOT_CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
+_UNFIT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
+
+
+def fit(text: str) -> str:
+    """Text that any tokenizer takes: lone surrogates and noncharacters, which no encoding has, are replaced."""
+    return text if text.isascii() else _UNFIT.sub("\ufffd", text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoders:
+    """The tokenizers of one thread: as given, and without control tokens for the first and for later pieces."""
+
+    full: tokenizers.Tokenizer
+    first: tokenizers.Tokenizer
+    inner: tokenizers.Tokenizer
+
+
+class TokenCodec:
+    """A fast tokenizer whose control tokens are kept apart from text. May be used from any number of threads.
+
+    *Control tokens* are the added tokens that structure a conversation: all but those that are nothing but white space
+    or a word, which are ordinary vocabulary.
+
+    Args:
+        tokenizer: as its library makes it; it is copied, and each thread works on a copy of its own.
+        name: for error messages.
+
+    Raises:
+        ConfigurationError: text can spell a control token, or one of them matches whole words only.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str) -> None:
+        self.name = name
+        added = tokenizer.get_added_tokens_decoder()
+        control = {index: token for index, token in added.items() if _is_control(token)}
+        for token in control.values():
+            if token.single_word or len(token.content) < 2:
+                raise ConfigurationError(f"tokenizer {name}: the control token {token.content!r} is a mere word")
+        self.controls: Mapping[str, int] = {token.content: index for index, token in control.items()}
+        self._literals = {index: text for text, index in self.controls.items()}
+        self._spec = _specification(tokenizer, set(control))
+        self._threads = threading.local()
+        ordered = sorted(control.values(), key=lambda token: len(token.content), reverse=True)
+        self._pattern = re.compile("|".join(map(_pattern, ordered)) or r"(?!)")
+        self._starts = re.compile(f"(?={'|'.join(re.escape(t.content) for t in ordered) or '(?!)'})")
+        self._heads = {text[:k] for text in self.controls for k in range(1, len(text))}
+        self._tails = {text[k:] for text in self.controls for k in range(1, len(text))}
+        self._longest = max(map(len, self.controls), default=0)
+        for text, index in self.controls.items():
+            if index in self.encode_text(text):
+                raise ConfigurationError(f"tokenizer {name}: plain text can spell the special token {text!r}")
+
+    @property
+    def _encoders(self) -> _Encoders:
+        found: _Encoders | None = getattr(self._threads, "encoders", None)
+        if found is None:
+            found = _Encoders(*(tokenizers.Tokenizer.from_str(spec) for spec in self._spec))
+            self._threads.encoders = found
+        return found
+
+    def encode_text(self, text: str, *, first: bool = False) -> list[int]:
+        """Ids of text in which no control token is recognised.
+
+        Args:
+            text: somebody's text.
+            first: whether it begins the whole sequence, which some tokenizers treat apart.
+        """
+        encoders = self._encoders
+        encoder = encoders.first if first else encoders.inner
+        return list(encoder.encode(text, add_special_tokens=False).ids) if text else []
+
+    def encode(self, rendered: str) -> list[int]:
+        """Ids of what a template has written, in which control tokens are recognised, but for `neutralized` ones."""
+        ids: list[int] = []
+        for piece in self.split(rendered):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self.encode_text(piece, first=not ids)
+        return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Ids as the tokenizer itself gives them, control tokens recognised wherever they stand."""
+        return list(self._encoders.full.encode(text, add_special_tokens=False).ids)
+
+    def split(self, rendered: str) -> list[int | str]:
+        """The control tokens of a rendered text and the text between them, the marks of `neutralized` text removed."""
+        pieces: list[int | str] = []
+        at = 0
+        for found in self._pattern.finditer(rendered):
+            if found.start() > at:
+                pieces.append(rendered[at : found.start()].replace(BREAK, ""))
+            literal = found.group()
+            pieces.append(self.controls[literal if literal in self.controls else literal.strip()])
+            at = found.end()
+        if at < len(rendered):
+            pieces.append(rendered[at:].replace(BREAK, ""))
+        return [piece for piece in pieces if piece != ""]
+
+    def neutralized(self, text: str) -> str:
+        """Text that a template may be given: no control token in it is recognised, nor one that its edges complete.
+
+        Templates see it as it is, but for a noncharacter inside of each literal, which `split` removes.
+        """
+        text = fit(text)
+        edges = self._longest - 1
+        head = any(text[:k] in self._tails for k in range(1, min(edges, len(text)) + 1))
+        tail = any(text[-k:] in self._heads for k in range(1, min(edges, len(text)) + 1))
+        if self._starts.search(text):
+            cuts = [found.start() + 1 for found in self._starts.finditer(text)]
+            text = BREAK.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
+        return f"{BREAK if head else ''}{text}{BREAK if tail else ''}"
+
+    def has_control(self, text: str) -> bool:
+        """Whether a text contains the literal of a control token."""
+        return self._starts.search(text) is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token by its text; None if there is none."""
+        found = self._encoders.full.token_to_id(token)
+        return None if found is None else int(found)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of ids, control tokens included. Ids that the tokenizer does not know have no text."""
+        known = [token for token in token_ids if 0 <= token < 2**32]
+        return str(self._encoders.full.decode(known, skip_special_tokens=False))
+
+    def marked(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, each control token in marks, so that text which merely spells one can be told from it."""
+        parts: list[str] = []
+        start = 0
+        literals = self._literals
+        for at, token in enumerate(token_ids):
+            literal = literals.get(token)
+            if literal is not None:
+                if at > start:
+                    parts.append(fit(self.decode(token_ids[start:at])))
+                parts.append(f"{MARK_OPEN}{literal}{MARK_CLOSE}")
+                start = at + 1
+        if start < len(token_ids):
+            parts.append(fit(self.decode(token_ids[start:])))
+        return "".join(parts)
+
+    def mark(self, literal: str) -> str:
+        """How `marked` shows a piece of scaffold: its control tokens in marks, the rest as it is."""
+        pieces = self.split(literal)
+        return "".join(p if isinstance(p, str) else f"{MARK_OPEN}{self._literals[p]}{MARK_CLOSE}" for p in pieces)
+
+
+def unmarked(text: str) -> str:
+    """The inverse of marking: as somebody reads it."""
+    return text.replace(MARK_OPEN, "").replace(MARK_CLOSE, "")
+
+
+def _is_control(token: Any) -> bool:
+    text = token.content
+    ordinary = not text.strip(" \t\r\n\u2581") or text.isalnum() or len(text) < 2
+    return bool(token.special) or not ordinary
+
+
+def _pattern(token: Any) -> str:
+    """How a tokenizer matches an added token: some take the white space beside them along."""
+    before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
+    return f"{before}{re.escape(token.content)}{after}"
+
+
+def _specification(tokenizer: tokenizers.Tokenizer, control: set[int]) -> tuple[str, str, str]:
+    """The tokenizer in JSON: whole, and without control tokens for the beginning and for what follows a token."""
+    spec = json.loads(tokenizer.to_str())
+    spec["truncation"], spec["padding"] = None, None
+    whole = json.dumps(spec)
+    # Those that the model's own vocabulary lacks are numbered by their order: they stay, as what no text contains.
+    vocabulary = spec["model"].get("vocab", {})
+    known = set(vocabulary if isinstance(vocabulary, dict) else (entry[0] for entry in vocabulary))
+    added = [t for t in spec["added_tokens"] if t["id"] not in control or t["content"] not in known]
+    spec["added_tokens"] = [
+        {**t, "content": f"{SLOT_OPEN}{t['id']}{SLOT_CLOSE}", "normalized": False} if t["id"] in control else t
+        for t in added
+    ]
+    spec["post_processor"] = None
+    first = json.dumps(spec)
+    _never_prepend(spec.get("pre_tokenizer"))
+    return whole, first, json.dumps(spec)
+
+
+def _never_prepend(part: Any) -> None:
+    """Metaspace tokenizers may put a space before the first piece of a sequence, and before no other."""
+    if isinstance(part, dict):
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
+            part["prepend_scheme"] = "never"
+        for inner in part.get("pretokenizers", ()):
+            _never_prepend(inner)
