@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -348,5 +347,7 @@ def _rest(before: list[int | str], whole: list[int | str]) -> list[int | str]:
         same += 1
     rest = whole[same:]
     if rest and same < len(before) and isinstance(rest[0], str) and isinstance(before[same], str):
-        rest[0] = rest[0][len(os.path.commonprefix([rest[0], str(before[same])])) :]
+        pairs = enumerate(zip(rest[0], str(before[same]), strict=False))
+        parts = next((at for at, (a, b) in pairs if a != b), min(len(rest[0]), len(str(before[same]))))
+        rest[0] = rest[0][parts:]
     return rest

@@ -23,6 +23,7 @@ from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import ConfigurationError, Task, ToolgymError, ToolVectorEnv, tool_env_ids
 from toolgym.rollout.collector import Collector, check_time, take_tasks
 from toolgym.rollout.collector import Progress as Count
+from toolgym.rollout.episode import OnBreak
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.report import summarize
 from toolgym.rollout.sandbox_cli import app as sandbox_app
@@ -59,6 +60,9 @@ def run(
     env_option: Annotated[
         list[str] | None, typer.Option(help='An argument of the environment, as name=JSON, e.g. split="test".')
     ] = None,
+    on_break: Annotated[
+        OnBreak, typer.Option(help="Where a prompt cannot be extended exactly: stop the episode, or split its record.")
+    ] = "stop",
     max_turns: Annotated[int, typer.Option(help="Messages of the model in an episode.")] = 8,
     max_trajectory_tokens: Annotated[int, typer.Option(help="Tokens of an episode.")] = 2_048,
     max_completion_tokens: Annotated[int, typer.Option(help="Tokens of one message of the model.")] = 256,
@@ -91,7 +95,7 @@ def run(
             policy = VLLMPolicy(folder, max_model_len=max_trajectory_tokens)
         stack.callback(policy.close)
         collectors = [
-            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name)
+            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name, on_break=on_break)
             for vector, name in zip(vectors, env, strict=True)
         ]
         settings = {

@@ -5,17 +5,18 @@ import contextlib
 import queue
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
 
 from toolgym.agents.chat import ChatFormat
+from toolgym.agents.chat_threads import ChatThreads
 from toolgym.agents.policy import Policy, Sampling
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
-from toolgym.rollout.episode import EpisodePlan, EpisodeRun
+from toolgym.rollout.episode import EpisodePlan, EpisodeRun, OnBreak
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.openings import GroupOpening
 from toolgym.rollout.schedules import SCHEDULES, ScheduleName
@@ -72,6 +73,8 @@ class Collector:
         schedule: ``"overlap"``: a slot that finishes takes the next task at once. ``"lockstep"``: round by round.
         seed: of the run; environment and sampling seeds are derived from it.
         env_id: name of the environment, for the record.
+        on_break: what is done where a prompt cannot be extended exactly, see the chat format's certificate:
+            ``"stop"`` ends that episode, ``"split"`` goes on from a new prompt, as another training sample.
 
     Raises:
         ConfigurationError: another kind of environment, an unknown schedule, a negative seed, or limits beyond what
@@ -86,6 +89,8 @@ class Collector:
     schedule: ScheduleName = "overlap"
     seed: int = 0
     env_id: str | None = None
+    on_break: OnBreak = "stop"
+    _threads: ChatThreads = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.envs, ToolVectorEnv):
@@ -95,7 +100,10 @@ class Collector:
                 raise ConfigurationError(f"expected {name} as a {kind.__name__}, actual {getattr(self, name)!r:.100}")
         if self.schedule not in tuple(SCHEDULES):
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
+        if self.on_break not in get_args(OnBreak):
+            raise ConfigurationError(f"expected on_break as 'stop' or 'split', actual {self.on_break!r}")
         _check_count("seed", self.seed, least=0)
+        object.__setattr__(self, "_threads", ChatThreads(self.chat))
         check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
@@ -185,6 +193,8 @@ class Collector:
             "limits": asdict(self.limits),
             "sampling": asdict(self.sampling),
             "chat_format": self.chat.name,
+            "certificate": None if self.chat.certificate is None else self.chat.certificate.as_dict(),
+            "on_break": self.on_break,
             "policy": getattr(self.policy, "description", {"kind": type(self.policy).__name__}),
         }
 
@@ -203,7 +213,7 @@ class Collector:
         _check_count("first_index", first_index, least=0)
         chosen = take_tasks(self._slots, tasks)
         return [
-            EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling)
+            EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling, self.on_break)
             for index, task in enumerate(chosen, start=first_index)
             for member in range(group_size)
         ]
@@ -220,7 +230,7 @@ class Collector:
             if plan.member < group_size - 1:
                 openings[plan.task_index] = opening
             env = await self._slots.fresh(slot)
-            return EpisodeRun(env, self.chat, self.limits, plan, opening.sample)
+            return EpisodeRun(env, self._threads, self.limits, plan, opening.sample)
 
         def count(trajectory: Trajectory) -> None:
             nonlocal ended

@@ -8,11 +8,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import TemplateRefused
+from toolgym.agents.chat_threads import ChatThreads
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest, Sampling
 from toolgym.envs.errors import EnvironmentFailure, Failure
 from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage
@@ -25,6 +26,7 @@ from toolgym.rollout.seeds import environment_seed, sampling_seed
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
 
 _T = TypeVar("_T")
+OnBreak = Literal["stop", "split"]
 Sampler = Callable[[SampleRequest], Awaitable[Completion]]
 
 
@@ -39,6 +41,8 @@ class EpisodePlan:
         member: number within the task's group.
         seed: of the run.
         sampling: how to sample.
+        on_break: what is done where the prompt cannot be extended exactly: ``"stop"`` ends the episode, ``"split"``
+            goes on from a new prompt that renders the whole conversation, as another training sample.
     """
 
     env_id: str
@@ -47,6 +51,7 @@ class EpisodePlan:
     member: int
     seed: int
     sampling: Sampling
+    on_break: OnBreak = "stop"
 
 
 class _Deadline(Exception):
@@ -58,16 +63,26 @@ class EpisodeRun:
 
     Args:
         env: the slot's environment.
-        chat: the chat format.
+        chat: the chat format, and where its work is done.
         limits: what the episode may use.
         plan: what it is to be.
         sampler: continues one prompt once.
     """
 
-    def __init__(self, env: ToolEnv, chat: ChatFormat, limits: Limits, plan: EpisodePlan, sampler: Sampler) -> None:
-        self._env, self._chat, self._limits, self._plan, self._sampler = env, chat, limits, plan, sampler
+    def __init__(
+        self,
+        env: ToolEnv,
+        chat: ChatThreads,
+        limits: Limits,
+        plan: EpisodePlan,
+        sampler: Sampler,
+    ) -> None:
+        self._env, self._chat, self._threads, self._limits = env, chat.chat, chat, limits
+        self._plan, self._sampler = plan, sampler
+        self._tools = env.tools.schemas
         self.trajectory = Trajectory(plan.env_id, plan.task.id, plan.task_index, plan.member, plan.seed)
         self._prompt_ids: list[int] = []
+        self._sample_start = 0
         self._tool_calls = 0
         self._unparsed = 0
         self._spent = 0.0
@@ -101,10 +116,16 @@ class EpisodeRun:
         reset = self._env.areset(seed=seed, options=options)
         observation, _ = await self._within("reset", reset, self._limits.reset_timeout)
         self.trajectory.messages = observation
-        self._prompt_ids = self._chat.open(observation, self._env.tools.schemas)
+        await self._open_prompt()
+
+    async def _open_prompt(self) -> None:
+        """Render the conversation as far as it goes, as the prompt of a new sample."""
+        messages = self.trajectory.messages
+        self._prompt_ids = await self._threads.run(lambda: self._chat.open(messages, self._tools))
         if len(self._prompt_ids) >= self._limits.max_trajectory_tokens:
             await self._truncate(StopReason.PROMPT_TOO_LONG)
             return
+        self._sample_start = len(self.trajectory)
         self.trajectory.append(SegmentKind.PROMPT, self._prompt_ids)
 
     async def _sample(self) -> Completion:
@@ -131,8 +152,8 @@ class EpisodeRun:
             self._end(StopReason.TOKEN_MISMATCH, failure)
             return
         sampled = completion.token_ids.tolist()
-        said = self._record(completion, sampled)
-        if stopped := self._why_not(said, sampled, completion.finish_reason):
+        said = await self._record(completion, sampled)
+        if stopped := await self._why_not(said, sampled, completion.finish_reason):
             await self._truncate(stopped, said)
             return
         self._tool_calls += len(said.tool_calls)
@@ -147,24 +168,34 @@ class EpisodeRun:
             return
         await self._extend(sampled, observation)
 
-    def _record(self, completion: Completion, sampled: list[int]) -> AssistantMessage:
+    async def _record(self, completion: Completion, sampled: list[int]) -> AssistantMessage:
         """Record a turn before it is parsed, so that what was sampled is never lost; then parse it."""
         self.trajectory.append(SegmentKind.ACTION, completion)
         turn = Turn(completion.finish_reason, len(self._prompt_ids), len(sampled))
         self.trajectory.turns.append(turn)
         number = len(self.trajectory.turns) - 1
-        said = self._chat.parse(sampled, self._prompt_ids)
+        prompt_ids = self._prompt_ids
+        said = await self._threads.run(lambda: self._chat.parse(sampled, prompt_ids, self._tools))
         said = said.with_call_ids(f"call_{self._plan.task_index}_{self._plan.member}_{number}_")
         self.trajectory.messages = (*self.trajectory.messages, said)
         return said
 
     async def _extend(self, sampled: list[int], observation: Sequence[Message]) -> None:
+        prompt_ids = self._prompt_ids
+
         def encode(messages: Sequence[Message]) -> list[int]:
-            return self._chat.extend(self._prompt_ids, sampled, messages)
+            return self._chat.extend(prompt_ids, sampled, messages, self._tools)
 
         # One token must be left to sample.
         room = min(self._limits.max_observation_tokens, self._room - 1)
-        fitted = fit(observation, encode, room, self._limits.observation_keep)
+        try:
+            fitted = await self._threads.run(lambda: fit(observation, encode, room, self._limits.observation_keep))
+        except TemplateRefused:
+            if self._plan.on_break == "stop":
+                raise
+            self.trajectory.messages = (*self.trajectory.messages, *observation)
+            await self._open_prompt()
+            return
         if fitted is None:
             full = room < self._limits.max_observation_tokens
             self.trajectory.messages = (*self.trajectory.messages, *observation)
@@ -177,10 +208,10 @@ class EpisodeRun:
 
     @property
     def _room(self) -> int:
-        """How many tokens are left of the trajectory."""
-        return self._limits.max_trajectory_tokens - len(self.trajectory)
+        """How many tokens are left of the trajectory, or of its sample where it was split."""
+        return self._limits.max_trajectory_tokens - (len(self.trajectory) - self._sample_start)
 
-    def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
+    async def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
         """Why a message is not acted on, if a limit says so."""
         if finish is FinishReason.LENGTH:
             return StopReason.TRAJECTORY_BUDGET if self._room <= 0 else StopReason.COMPLETION_CUT
@@ -195,15 +226,22 @@ class EpisodeRun:
         if self._tool_calls + len(said.tool_calls) > self._limits.max_tool_calls:
             return StopReason.MAX_TOOL_CALLS
         # Not even empty answers would fit: a call that is doomed is not made.
-        return StopReason.TRAJECTORY_BUDGET if self._doomed(said, sampled) else None
+        return StopReason.TRAJECTORY_BUDGET if await self._doomed(said, sampled) else None
 
-    def _doomed(self, said: AssistantMessage, sampled: list[int]) -> bool:
+    async def _doomed(self, said: AssistantMessage, sampled: list[int]) -> bool:
         """Whether the answers to a message's calls cannot fit, even if all of them are cut to nothing."""
         if self._room - 1 >= self._limits.max_observation_tokens:
             return False
         marker = "[... 999999 characters cut ...]"  # what is left of an answer that is cut away
         cut = [ToolMessage(marker, call.id, call.name) for call in said.tool_calls]
-        return len(self._chat.extend(self._prompt_ids, sampled, cut)) > self._room - 1
+        prompt_ids = self._prompt_ids
+        try:
+            delta = await self._threads.run(lambda: self._chat.extend(prompt_ids, sampled, cut, self._tools))
+        except TemplateRefused:
+            if self._plan.on_break == "stop":
+                raise
+            return False
+        return len(delta) > self._room - 1
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
         """End the episode by a budget, and score what there is."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory import AlignmentError, Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,14 @@ class Shifted:
     versions: npt.NDArray[np.int32]
 
 
-def shift(trajectory: Trajectory) -> Shifted:
-    """Align a trajectory with the logits of a causal model."""
+def shift(trajectory: Trajectory | Sample) -> Shifted:
+    """Align a trajectory, or one of its samples, with the logits of a causal model.
+
+    Raises:
+        AlignmentError: a trajectory that was split: its samples are sequences of their own.
+    """
+    if isinstance(trajectory, Trajectory) and trajectory.breaks:
+        raise AlignmentError(f"trajectory {trajectory.id} was split: shift each of its {trajectory.breaks + 1} samples")
     return Shifted(
         input_ids=trajectory.input_ids[:-1],
         targets=trajectory.input_ids[1:],

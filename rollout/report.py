@@ -24,6 +24,7 @@ class Summary:
         sampled_tokens: of them, sampled.
         stop_reasons: how often each.
         failures: how often each kind.
+        breaks: how often a prompt could not be extended exactly, and a new sample was begun.
         mismatches: trajectories whose recorded prompt was not what the engine says it was fed.
     """
 
@@ -35,6 +36,7 @@ class Summary:
     tool_calls: int = 0
     tokens: int = 0
     sampled_tokens: int = 0
+    breaks: int = 0
     stop_reasons: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -58,6 +60,7 @@ class Summary:
         self.tool_calls += sum(len(turn.calls) for turn in trajectory.turns)
         self.tokens += len(trajectory)
         self.sampled_tokens += int(trajectory.loss_mask.sum())
+        self.breaks += trajectory.breaks
         self.stop_reasons[str(trajectory.stop_reason)] += 1
         if trajectory.failure is not None:
             self.failures[trajectory.failure.kind] += 1

@@ -61,6 +61,26 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One training sample: tokens that were one sequence to the model. All arrays (T,), read-only views.
+
+    Attributes:
+        input_ids: int32.
+        loss_mask: bool, True exactly where the token was sampled.
+        logprobs: float32, of sampled tokens; 0.0 elsewhere.
+        versions: int32, weight version of sampled tokens; -1 elsewhere.
+    """
+
+    input_ids: Ints
+    loss_mask: Bools
+    logprobs: Floats
+    versions: Ints
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of the model.
 
@@ -121,7 +141,8 @@ class Trajectory:
     """One episode: messages, tokens, turns, and how it ended.
 
     The tokens are a list of `Segment`: first the prompt, then actions and observations in turn. `append` is the only
-    way in, and refuses what does not fit, so the flat arrays are aligned by construction.
+    way in, and refuses what does not fit, so the flat arrays are aligned by construction. Where the prompt could not be
+    extended exactly and the run was told to split, a second prompt begins a second sample; see `samples`.
 
     Attributes:
         env_id: the environment.
@@ -180,6 +201,19 @@ class Trajectory:
         """(T,) int32, weight version of sampled tokens; -1 elsewhere; read-only view."""
         return self._tokens.view("versions")
 
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The training samples: the flat arrays, cut before each prompt. One, unless the trajectory was split."""
+        starts = [segment.start for segment in self.segments if segment.kind is SegmentKind.PROMPT]
+        ends = [*starts[1:], len(self)]
+        parts = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        return tuple(Sample(self.input_ids[p], self.loss_mask[p], self.logprobs[p], self.versions[p]) for p in parts)
+
+    @property
+    def breaks(self) -> int:
+        """How often the prompt could not be extended, and a new sample was begun."""
+        return max(0, sum(segment.kind is SegmentKind.PROMPT for segment in self.segments) - 1)
+
     def __len__(self) -> int:
         return len(self._tokens)
 
@@ -218,7 +252,7 @@ class Trajectory:
         expected = {
             None: (SegmentKind.PROMPT,),
             SegmentKind.PROMPT: (SegmentKind.ACTION,),
-            SegmentKind.ACTION: (SegmentKind.OBSERVATION,),
+            SegmentKind.ACTION: (SegmentKind.OBSERVATION, SegmentKind.PROMPT),
             SegmentKind.OBSERVATION: (SegmentKind.ACTION,),
         }[last]
         if kind not in expected:

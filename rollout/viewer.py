@@ -12,7 +12,7 @@ from rich.text import Text
 from toolgym.agents.chat import ChatFormat
 from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, ToolMessage, to_dict
 from toolgym.rollout.report import Summary
-from toolgym.rollout.trajectory import SegmentKind, Trajectory
+from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _PICTURES |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
@@ -47,8 +47,14 @@ def _column(summary: Summary, seconds: float) -> dict[str, str]:
         "tokens/s": f"{summary.sampled_tokens / seconds:,.0f} sampled" if seconds > 0 else "not recorded",
         "stop reasons": _counts(summary.stop_reasons),
         "failures": _counts(summary.failures) or "none",
+        "template breaks": _breaks(summary),
         "token mismatches": f"{summary.mismatches} in {summary.turns:,} turns",
     }
+
+
+def _breaks(summary: Summary) -> str:
+    refused = summary.stop_reasons[StopReason.TEMPLATE_REFUSED]
+    return f"{summary.breaks} split, {refused} stopped" if summary.breaks or refused else "none"
 
 
 class TrajectoryView:

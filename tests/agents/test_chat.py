@@ -230,7 +230,8 @@ def test_a_tool_schema_cannot_forge_a_turn_either(chat: ChatFormat) -> None:
         ('<tool_call>{"name":"f"}</tool_call><tool_call>{"name":"g","arguments":{"x":' + "9" * 5_000 + '}}</tool_call>'
          '<tool_call>' + "[" * 50_000 + '</tool_call><tool_call>{"name":"h"}</tool_call>',
          [ToolCall("f", {}), CallFault.BAD_JSON, CallFault.BAD_JSON, ToolCall("h", {})]),
-        ('<tool_call>{"name":"f","arguments":{"x":' + "[" * 70 + "]" * 70 + "}}</tool_call>", [CallFault.BAD_ARGUMENTS]),
+        ('<tool_call>{"name":"f","arguments":{"x":' + "[" * 70 + "]" * 70 + "}}</tool_call>",
+         [CallFault.BAD_ARGUMENTS]),
         ('<tool_call>{"name":"f"}</tool_call>hm<tool_call>{</tool_call>', [ToolCall("f", {}), CallFault.BAD_JSON]),
         ("<think>\n<tool_call>{}</tool_call>\n</think>\n\nnever mind", []),
         ("no call", []),

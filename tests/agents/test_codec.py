@@ -116,7 +116,7 @@ def test_tokenizers_whose_control_tokens_are_words_or_can_be_spelled_are_refused
     with pytest.raises(ConfigurationError, match="'<x>' is a mere word"):
         TokenCodec(single, "single")
     spec = json.loads(raw().to_str())
-    spelled = spec["model"]["vocab"]["he"] if "he" in spec["model"]["vocab"] else 0
+    spelled = spec["model"]["vocab"]["he"]
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": spelled, "content": "he", "special": True})
     with pytest.raises(ConfigurationError, match="plain text can spell the special token 'he'"):
         TokenCodec(tokenizers.Tokenizer.from_str(json.dumps(spec)), "spelled")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.policy import FinishReason, SampleRequest
-from toolgym.agents.qwen3_chat import Qwen3ChatFormat
 from toolgym.agents.scripted_policy import Script, ScriptedPolicy
+from toolgym.agents.template_chat import TemplateChatFormat
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import (
     AssistantMessage,
@@ -30,8 +30,11 @@ from toolgym.envs import (
 from toolgym.envs.catalog import calculator, ledger
 from toolgym.rollout.collector import Collector, Progress
 from toolgym.rollout.limits import Limits
+from toolgym.rollout.losses import shift
 from toolgym.rollout.observations import fit
-from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
+from toolgym.rollout.report import summarize
+from toolgym.rollout.store import trajectory_from_dict, trajectory_to_dict
+from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory
 
 SOLVERS = {"toolgym/Calculator-v0": calculator.solve, "toolgym/Ledger-v0": ledger.solve}
 
@@ -228,8 +231,9 @@ def test_calls_that_cannot_be_parsed_are_answered_and_good_ones_run(chat: ChatFo
     both = '<tool_call>{oops</tool_call><tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
     (trajectory,) = collect(chat, says(both, AssistantMessage("done")))
     answers = [m.content for m in trajectory.messages if isinstance(m, ToolMessage)]
-    assert answers == ["The call is not valid JSON.\nYour call was: {oops", "hi"]
-    assert trajectory.turns[0].calls == ("invalid_call", "ok")
+    reason = "The call is not valid JSON: Expecting property name enclosed in double quotes at 1."
+    assert answers == [f"{reason}\nYour call was: {{oops", "hi"]
+    assert trajectory.turns[0].calls == ("bad_json", "ok")
     assert trajectory.solved
 
 
@@ -282,17 +286,44 @@ def test_any_conversation_is_a_chain_with_the_mask_on_what_was_sampled(
         assert mask == expected
 
 
-def test_a_turn_that_the_format_cannot_continue_ends_the_episode_with_a_score(chat: ChatFormat) -> None:
-    class Refusing(Qwen3ChatFormat):
+def refusing() -> ChatFormat:
+    """A format that is never able to continue."""
+
+    class Refusing(TemplateChatFormat):
         def extend(self, *args: Any) -> list[int]:
+            if self.certificate is None:
+                return super().extend(*args)
             raise TemplateRefused("no")
 
+    tokenizer = tokenizers.Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+    return Refusing(tokenizer, (TINY_MODEL / "chat_template.jinja").read_text())
+
+
+def test_a_turn_that_the_format_cannot_continue_ends_the_episode_with_a_score(chat: ChatFormat) -> None:
     envs = vector(1)
-    refusing = Refusing(tokenizers.Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json")))
-    collector = Collector(envs, ScriptedPolicy(chat, says(call())), refusing)
+    collector = Collector(envs, ScriptedPolicy(chat, says(call())), refusing())
     (trajectory,) = collector.collect(1)
     envs.close()
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TEMPLATE_REFUSED, 0.25)
+    assert summarize([trajectory])[0].stop_reasons == {"template_refused": 1}
+
+
+def test_or_it_goes_on_as_another_sample(chat: ChatFormat) -> None:
+    envs = vector(1)
+    collector = Collector(envs, ScriptedPolicy(chat, echo_twice), refusing(), on_break="split")
+    (trajectory,) = collector.collect(1)
+    envs.close()
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.breaks) == (StopReason.ANSWERED, 1.0, 2)
+    assert summarize([trajectory])[0].breaks == 2
+    assert len(trajectory.samples) == len(trajectory.turns) == 3
+    for number, (sample, turn) in enumerate(zip(trajectory.samples, trajectory.turns, strict=True)):
+        prompt = chat.open(trajectory.messages[: 1 + 2 * number], envs.envs[0].tools.schemas)
+        assert sample.input_ids[: turn.prompt_tokens].tolist() == prompt
+        assert sample.loss_mask.tolist() == [False] * len(prompt) + [True] * turn.completion_tokens
+        assert len(shift(sample).targets) == len(sample) - 1
+    with pytest.raises(AlignmentError, match="was split: shift each of its 3 samples"):
+        shift(trajectory)
+    assert trajectory_from_dict(trajectory_to_dict(trajectory)) == trajectory
 
 
 def test_trajectories_stream_out_as_they_finish(chat: ChatFormat) -> None:

@@ -254,4 +254,6 @@ def test_no_thread_is_left(chat: ChatFormat) -> None:
     envs = vector()
     Collector(envs, ScriptedPolicy(chat, echo_twice), chat).collect(8, 2)
     envs.close()
+    for thread in set(threading.enumerate()) - before:  # those of the collector end with it
+        thread.join(10)
     assert set(threading.enumerate()) == before
