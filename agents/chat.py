@@ -88,8 +88,11 @@ class ChatFormat(ABC):
             TemplateRefused: the template cannot write it, or not as the certificate demands.
         """
         ids = self._open(messages, tools)
-        if "P8" in self._refused and ids != self.render(messages, tools, opens=True):
-            raise TemplateRefused(f"{self.name} is not exact on this opening (P8: {self._refused['P8']})")
+        if "P8" in self._refused:
+            shown = self.decode(ids)
+            whole = ids == self.render(messages, tools, opens=True)
+            if not whole or any(message.content.strip() not in shown for message in messages):
+                raise TemplateRefused(f"{self.name} is not exact on this opening (P8: {self._refused['P8']})")
         return ids
 
     def extend(

@@ -28,9 +28,8 @@ def fit(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Encoders:
-    """The tokenizers of one thread: as given, and without control tokens for the first and for later pieces."""
+    """The tokenizers of one thread, without control tokens: for the first and for later pieces of a sequence."""
 
-    full: tokenizers.Tokenizer
     first: tokenizers.Tokenizer
     inner: tokenizers.Tokenizer
 
@@ -58,7 +57,9 @@ class TokenCodec:
                 raise ConfigurationError(f"tokenizer {name}: the control token {token.content!r} is a mere word")
         self.controls: Mapping[str, int] = {token.content: index for index, token in control.items()}
         self._literals = {index: text for text, index in self.controls.items()}
-        self._spec = _specification(tokenizer, set(control))
+        # Decoding changes nothing in a tokenizer, so one copy, which nobody else can change, serves all threads.
+        whole, *self._spec = _specification(tokenizer, set(control))
+        self._full = tokenizers.Tokenizer.from_str(whole)
         self._threads = threading.local()
         ordered = sorted(control.values(), key=lambda token: len(token.content), reverse=True)
         self._pattern = re.compile("|".join(map(_pattern, ordered)) or r"(?!)")
@@ -74,7 +75,9 @@ class TokenCodec:
     def _encoders(self) -> _Encoders:
         found: _Encoders | None = getattr(self._threads, "encoders", None)
         if found is None:
-            found = _Encoders(*(tokenizers.Tokenizer.from_str(spec) for spec in self._spec))
+            first, inner = self._spec
+            made = tokenizers.Tokenizer.from_str(first)
+            found = _Encoders(made, made if inner == first else tokenizers.Tokenizer.from_str(inner))
             self._threads.encoders = found
         return found
 
@@ -101,7 +104,7 @@ class TokenCodec:
 
     def encode_whole(self, text: str) -> list[int]:
         """Ids as the tokenizer itself gives them, control tokens recognised wherever they stand."""
-        return list(self._encoders.full.encode(text, add_special_tokens=False).ids)
+        return list(self._full.encode(text, add_special_tokens=False).ids)
 
     def split(self, rendered: str) -> list[int | str]:
         """The control tokens of a rendered text and the text between them, the marks of `neutralized` text removed."""
@@ -137,13 +140,13 @@ class TokenCodec:
 
     def token_id(self, token: str) -> int | None:
         """The id of one token by its text; None if there is none."""
-        found = self._encoders.full.token_to_id(token)
+        found = self._full.token_to_id(token)
         return None if found is None else int(found)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of ids, control tokens included. Ids that the tokenizer does not know have no text."""
         known = [token for token in token_ids if 0 <= token < 2**32]
-        return str(self._encoders.full.decode(known, skip_special_tokens=False))
+        return str(self._full.decode(known, skip_special_tokens=False))
 
     def marked(self, token_ids: Sequence[int]) -> str:
         """The text of ids, each control token in marks, so that text which merely spells one can be told from it."""

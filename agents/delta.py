@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolgym.agents.chat import TemplateRefused
-from toolgym.agents.codec import fit
+from toolgym.agents.codec import TokenCodec, fit
 from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values, sentinel
 from toolgym.envs.messages import Message, SystemMessage, ToolMessage, UserMessage
 
 _SHAPES = 4_096  # kept at once
-_SAID = sentinel(0)  # stands at the end of what the assistant said
+_SAID, _TIME = sentinel(0), sentinel(999)  # stand at the end of what the assistant said, and for the time
 Field: TypeAlias = tuple[int, str]  # number of a message, name of its field
 Texts: TypeAlias = Mapping[Field, str]
 
@@ -55,17 +55,26 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The delta of one shape: control tokens, and runs of text with slots in them."""
+    """The delta of one shape: ids that are always the same, and runs of text with slots in them.
 
-    pieces: tuple[int | tuple[str | Slot, ...], ...]
+    A run reaches from one control token to the next, for text is encoded together with what stands beside it.
+    """
 
-    def fill(self, texts: Texts) -> list[int | str]:
-        """Control tokens and text."""
-        return [piece if isinstance(piece, int) else _filled(piece, texts) for piece in self.pieces]
+    pieces: tuple[tuple[int, ...] | tuple[str | Slot, ...], ...]
+
+    def encode(self, texts: Texts, codec: TokenCodec) -> list[int]:
+        """The ids of the delta with these texts in its slots."""
+        ids: list[int] = []
+        for piece in self.pieces:
+            if isinstance(piece[0], int):
+                ids += piece  # all of them, then
+            else:
+                ids += codec.encode_text(_filled(piece, texts))
+        return ids
 
 
-def _filled(run: Sequence[str | Slot], texts: Texts) -> str:
-    return "".join(part if isinstance(part, str) else part.transform(texts[part.field]) for part in run)
+def _filled(run: Sequence[int | str | Slot], texts: Texts) -> str:
+    return "".join(part.transform(texts[part.field]) if isinstance(part, Slot) else str(part) for part in run)
 
 
 class DeltaWriter:
@@ -97,12 +106,13 @@ class DeltaWriter:
         messages = [self._dialect.with_fitting_id(message) for message in messages]
         texts = {field: fit(text) for field, text in _texts(messages).items()}
         shape = (kind, *((type(m), *_present(m)) for m in messages), self._tools_key(tools))
-        if all(self._ordinary(text) for text in texts.values()):
-            skeleton = self._shapes.get(shape)
-            if skeleton is None and shape not in self._shapes:
-                skeleton = self._remember(shape, self._make(kind, messages, tools))
-            if skeleton is not None:
-                return self._encoded(skeleton.fill(texts))
+        if shape not in self._shapes:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = self._make(kind, messages, tools)
+        skeleton = self._shapes.get(shape)
+        if skeleton is not None and all(self._ordinary(text) for text in texts.values()):
+            return skeleton.encode(texts, self._codec)
         return self._encoded(self._rendered(kind, [self._dialect.entry(m) for m in messages], tools))
 
     def _encoded(self, pieces: Sequence[int | str]) -> list[int]:
@@ -116,16 +126,12 @@ class DeltaWriter:
 
     def _ordinary(self, text: str) -> bool:
         """Whether a template can see nothing in a text but text."""
-        return bool(text.strip()) and not any(constant in text for constant in self._constants)
+        if not text.strip() or len(text) >= self._template.longest_plain:
+            return False
+        return not any(constant in text for constant in self._constants)
 
     def _tools_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
         return json.dumps(tools) if tools and self._dialect.repeats_tools else ""
-
-    def _remember(self, shape: Any, skeleton: Skeleton | None) -> Skeleton | None:
-        if len(self._shapes) >= _SHAPES:
-            self._shapes.clear()
-        self._shapes[shape] = skeleton
-        return skeleton
 
     # The slow way: a short conversation, rendered.
 
@@ -170,12 +176,18 @@ class DeltaWriter:
         )
 
     def _text(
-        self, kind: TurnKind, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]], *, opens: bool
+        self,
+        kind: TurnKind,
+        entries: Sequence[Entry],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opens: bool = True,
+        time: str | None = None,
     ) -> str:
         """What the template writes after the last thing that the assistant said."""
         said = self._turn(kind, entries)
         tools = [safe_values(tool, self._codec.neutralized) for tool in tools] if self._dialect.repeats_tools else ()
-        rendered = self._template.render([USER, said, *entries], tools, opens=opens)
+        rendered = self._template.render([USER, said, *entries], tools, opens=opens, time=time)
         if _SAID not in rendered:
             raise TemplateRefused(f"the chat template of {self._template.name} drops the turn before {_roles(entries)}")
         return rendered.rpartition(_SAID)[2]
@@ -197,7 +209,11 @@ class DeltaWriter:
     # The fast way: skeletons.
 
     def _make(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton | None:
-        """The skeleton of a shape; None if no transform explains what the template does to some text."""
+        """The skeleton of a shape; None if no transform explains what the template does to some text.
+
+        Raises:
+            TemplateRefused: the template drops the text of a message.
+        """
         fields = list(_texts(messages))
         names = {field: sentinel(number) for number, field in enumerate(fields, start=1)}
 
@@ -207,14 +223,35 @@ class DeltaWriter:
         try:
             bare = rendered(names)
         except TemplateRefused:
-            return None  # it is rendered, and refused, with its own text
+            return None  # it is rendered, and perhaps refused, with its own text
+        written = "".join(piece for piece in bare if isinstance(piece, str))
+        for field in fields:
+            if field[1] == "content" and names[field] not in written:
+                dropped = type(messages[field[0]]).__name__
+                raise TemplateRefused(f"the chat template of {self._template.name} drops the text of a {dropped}")
+        if self._template.tells_time and _TIME in self._text(kind, _entries(messages, names), tools, time=_TIME):
+            return None
         transforms: dict[Field, Callable[[str], str]] = {}
         for field in fields:
             found = self._transform(field, names, bare, rendered)
             if found is None:
                 return None
             transforms[field] = found
-        return _skeleton(bare, {names[field]: Slot(field, transforms[field]) for field in fields})
+        return self._skeleton(bare, {names[field]: Slot(field, transforms[field]) for field in fields})
+
+    def _skeleton(self, pieces: Sequence[int | str], slots: Mapping[str, Slot]) -> Skeleton:
+        made: list[tuple[int, ...] | tuple[str | Slot, ...]] = []
+        same: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, str) and any(name in piece for name in slots):
+                parts = re.split(f"({'|'.join(map(re.escape, slots))})", piece)
+                made += [tuple(same)] if same else []
+                made.append(tuple(slots.get(part, part) for part in parts if part != ""))
+                same = []
+            else:
+                same += self._encoded([piece])
+        made += [tuple(same)] if same else []
+        return Skeleton(tuple(made))
 
     def _transform(
         self, field: Field, names: Texts, bare: Sequence[int | str], rendered: Callable[[Texts], list[int | str]]
@@ -276,17 +313,6 @@ def _entries(messages: Sequence[Message], texts: Texts) -> list[Entry]:
 
 def _replaced(pieces: Sequence[int | str], name: str, text: str) -> list[int | str]:
     return [piece if isinstance(piece, int) else piece.replace(name, text) for piece in pieces]
-
-
-def _skeleton(pieces: Sequence[int | str], slots: Mapping[str, Slot]) -> Skeleton:
-    made: list[int | tuple[str | Slot, ...]] = []
-    for piece in pieces:
-        if isinstance(piece, int):
-            made.append(piece)
-            continue
-        parts = re.split(f"({'|'.join(map(re.escape, slots))})", piece) if slots else [piece]
-        made.append(tuple(slots.get(part, part) for part in parts if part != ""))
-    return Skeleton(tuple(made))
 
 
 def _roles(entries: Sequence[Entry]) -> str:

@@ -307,10 +307,14 @@ class Dialect:
     def _repeats_tools(self) -> bool:
         """Whether the template writes the tools again behind a later message."""
         said = {"role": "assistant", "content": sentinel(1)}
-        messages = [USER, said, {"role": "user", "content": sentinel(2)}]
-        texts = (self._try(messages, tools=tools) or "" for tools in ((), (PROBE_TOOL,)))
-        without, with_tools = (text.rpartition(sentinel(1))[2] for text in texts)
-        return without != with_tools
+        acting = self._calling(self.call("f", {"key": sentinel(1)}, sentinel(3)))
+        answer = {"role": "tool", "name": "f", "tool_call_id": sentinel(3), "content": sentinel(2)}
+        for messages in ([USER, said, {"role": "user", "content": sentinel(2)}], [USER, acting, answer]):
+            texts = (self._try(messages, tools=tools) or "" for tools in ((), (PROBE_TOOL,)))
+            without, with_tools = (text.rpartition(sentinel(1))[2] for text in texts)
+            if without != with_tools:
+                return True
+        return False
 
     def _tokens_after(self, mark: str, messages: list[Entry], until: str | None = None) -> list[int]:
         """The control tokens after a sentinel that are not part of the turn itself."""

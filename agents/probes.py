@@ -14,6 +14,7 @@ TOOLS = (PROBE_TOOL,)
 QUESTION = UserMessage("What is 6 * 7?")
 AGAIN = UserMessage("And 7 * 8?")
 SYSTEM = SystemMessage("You are brief.")
+OPENINGS = ((QUESTION,), (SYSTEM, QUESTION))
 ANSWER = AssistantMessage("It is 42.")
 THOUGHT = "Six times seven. That is forty-two."
 _LITERALS = 64
@@ -169,10 +170,14 @@ def _cut(chat: ChatFormat) -> Finding:
 
 def _openings(chat: ChatFormat) -> Finding:
     def shown() -> Iterator[tuple[Verdict, str]]:
-        for opening in ((QUESTION,), (SYSTEM, QUESTION)):
+        for opening in OPENINGS:
             for tools in ((), TOOLS):
                 ours, theirs = chat.open(opening, tools), chat.render(opening, tools, opens=True)
-                yield (Verdict.EXACT, "") if ours == theirs else (Verdict.REFUSED, "the first prompt is another")
+                dropped = [m for m in opening if m.content not in chat.decode(ours)]
+                if dropped:
+                    yield Verdict.REFUSED, f"the template drops a {type(dropped[0]).__name__}"
+                else:
+                    yield (Verdict.EXACT, "") if ours == theirs else (Verdict.REFUSED, "the first prompt is another")
 
     notes: tuple[str, ...] = ()
     with contextlib.suppress(TemplateRefused):

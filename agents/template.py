@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from toolgym.agents.chat import TemplateRefused, read_json
 from toolgym.envs.errors import ConfigurationError
 
+_SHORT = 16  # lengths below this are among the probes
 _ROLES = {"system", "developer", "user", "assistant", "tool", "ipython", "model", "function"}
 
 
@@ -27,6 +29,9 @@ class ChatTemplate:
         name: for error messages.
 
     Attributes:
+        constants: texts that it may look for in somebody's text.
+        longest_plain: the least number of characters at which it may treat a text otherwise.
+        tells_time: whether it reads the clock.
         takes_parts: whether it wants content as a list of parts, as templates of models that see images do.
 
     Raises:
@@ -35,16 +40,23 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
         self.source, self.variables, self.name = source, dict(variables), name
-        self.takes_parts = False
+        self.takes_parts, self.tells_time = False, "strftime_now" in source
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self.constants = frozenset(_constants(environment.parse(source)))
+            tree = environment.parse(source)
+            self.constants = frozenset(_constants(tree))
+            self.longest_plain = min(_lengths(tree), default=sys.maxsize)
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the chat template of {name} is not valid: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, opens: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        opens: bool,
+        time: str | None = None,
     ) -> str:
         """The text of a conversation.
 
@@ -52,6 +64,7 @@ class ChatTemplate:
             messages: in the form of OpenAI's chat completions, arguments of calls as objects.
             tools: function schemas.
             opens: whether the assistant's next turn is opened.
+            time: what stands wherever the template writes the present time; None: the present time.
 
         Raises:
             TemplateRefused: the template cannot write this conversation.
@@ -63,6 +76,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=opens,
                 **self.variables,
+                **({} if time is None else {"strftime_now": lambda form: time}),
             )
         except jinja2.TemplateError as error:
             raise TemplateRefused(f"the chat template of {self.name} says: {error}") from error
@@ -153,3 +167,11 @@ def _constants(tree: nodes.Template) -> Iterator[str]:
         for constant in node.find_all(nodes.Const):
             if isinstance(constant.value, str) and constant.value and constant.value not in _ROLES:
                 yield constant.value
+
+
+def _lengths(tree: nodes.Template) -> Iterator[int]:
+    """Numbers that a template may compare the length of a text with, or cut it at."""
+    for node in tree.find_all((nodes.Compare, nodes.Slice, nodes.Filter, nodes.Call)):
+        for constant in node.find_all(nodes.Const):
+            if isinstance(constant.value, int) and abs(constant.value) >= _SHORT:
+                yield abs(constant.value)

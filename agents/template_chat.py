@@ -1,5 +1,6 @@
 """`TemplateChatFormat`: any chat template, extended exactly, without a line of code about its family."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ class TemplateChatFormat(ChatFormat):
         self._template = ChatTemplate(template, variables or {}, name)
         self._dialect = Dialect(self._template, self._codec, stops, syntax)
         self._delta = DeltaWriter(self._dialect)
+        self._ends = {token for ending in self._dialect.endings.values() for token in (ending.stop, ending.history)}
+        self._marked_opening = functools.lru_cache(256)(self._codec.marked)  # they are few, and come each turn
         self.stop_token_ids = self._dialect.stops
         self.call_syntax = self._dialect.grammar.name
         self.certificate = certify(self)
@@ -125,10 +128,9 @@ class TemplateChatFormat(ChatFormat):
 
     def _opening(self, prompt_ids: Sequence[int]) -> str:
         """The opening of the turn, marked: the prompt from its last end of a turn on, whatever the history before."""
-        ids = list(prompt_ids[-_OPENING:])
-        ends = {token for ending in self._dialect.endings.values() for token in (ending.stop, ending.history)}
+        ids, ends = list(prompt_ids[-_OPENING:]), self._ends
         start = next((at + 1 for at in range(len(ids) - 1, -1, -1) if ids[at] in ends), 0)
-        return self._codec.marked(ids[start:])
+        return self._marked_opening(tuple(ids[start:]))
 
     def _closing(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
         """What closes the turn where the model did not, or with another token than the one for what follows."""

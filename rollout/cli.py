@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Annotated, Any
 
 import gymnasium
 import typer
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -31,7 +29,7 @@ from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.template_cli import app as template_app
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.viewer import TrajectoryView, plain, summary_table
+from toolgym.rollout.viewer import TrajectoryView, draw, plain, summary_table
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -65,6 +63,11 @@ def run(
     on_break: Annotated[
         OnBreak, typer.Option(help="Where a prompt cannot be extended exactly: stop the episode, or split its record.")
     ] = "stop",
+    family: Annotated[str | None, typer.Option(help="Of the renderers library, e.g. qwen3.")] = None,
+    call_syntax: Annotated[str | None, typer.Option(help="Of the model's calls, if it cannot be found out.")] = None,
+    chat_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the chat template, as name=JSON, e.g. enable_thinking=false.")
+    ] = None,
     max_turns: Annotated[int, typer.Option(help="Messages of the model in an episode.")] = 8,
     max_trajectory_tokens: Annotated[int, typer.Option(help="Tokens of an episode.")] = 2_048,
     max_completion_tokens: Annotated[int, typer.Option(help="Tokens of one message of the model.")] = 256,
@@ -80,7 +83,8 @@ def run(
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
     check_free(out)
-    chat = load_chat_format(folder)
+    chat_options = parse_options(chat_option or [], "--chat-option")
+    chat = load_chat_format(folder, family=family, syntax=call_syntax, **chat_options)
     sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
@@ -103,6 +107,7 @@ def run(
         settings = {
             "model": model,
             "env_options": options,
+            "chat": {"family": family, "syntax": call_syntax, **chat_options},
             "tasks": [len(some) for some in chosen],
             "group_size": group,
             "seed": seed,
@@ -129,12 +134,7 @@ def show(
     else:
         console.print(TrajectoryView(_find(folder, trajectory), _chat_of(folder, console)))
     if svg is not None:
-        try:
-            # The picture stands alone: rich's own format would load a font from the web.
-            form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-            svg.write_text(console.export_svg(title=f"toolgym show {path.name}", code_format=form))
-        except OSError as error:
-            raise ConfigurationError(f"{svg} cannot be written: {error}") from error
+        draw(console, svg, f"toolgym show {path.name}")
 
 
 def _find(folder: RunFolder, trajectory: str) -> Trajectory:
@@ -221,7 +221,7 @@ def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:
     """The chat format that a run was made with, if its model is still there."""
     model = str(folder.info.get("model", ""))
     try:
-        return load_chat_format(TINY_MODEL if model == "tiny" else Path(model))
+        return load_chat_format(TINY_MODEL if model == "tiny" else Path(model), **folder.info.get("chat", {}))
     except (ConfigurationError, TemplateRefused) as error:
         console.print(f"tokens are not shown: {error}", style="yellow")
         return None

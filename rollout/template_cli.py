@@ -13,7 +13,7 @@ from toolgym.agents.chat import load_chat_format
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import ConfigurationError
 from toolgym.rollout.options import parse_options
-from toolgym.rollout.viewer import plain
+from toolgym.rollout.viewer import draw, plain
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Chat templates.")
 _STYLES = {Verdict.EXACT: "green", Verdict.KEEPS: "yellow", Verdict.REFUSED: "bold red"}
@@ -27,30 +27,32 @@ def template() -> None:
 @app.command()
 def check(
     model: Annotated[str, typer.Argument(help="A model folder, or 'tiny' for the embedded model.")],
-    family: Annotated[
-        str | None, typer.Option(help="A family of the renderers library.")
-    ] = None,
-    syntax: Annotated[str | None, typer.Option(help="The syntax of its calls.")] = None,
-    option: Annotated[
+    family: Annotated[str | None, typer.Option(help="Of the renderers library, e.g. qwen3.")] = None,
+    call_syntax: Annotated[str | None, typer.Option(help="Of the model's calls, if it cannot be found out.")] = None,
+    chat_option: Annotated[
         list[str] | None, typer.Option(help="An option of the template, as name=JSON, e.g. enable_thinking=false.")
     ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also draw what is printed into this file.")] = None,
 ) -> None:
     """Run the probes of the certificate on a model's tokenizer and chat template, and print what they have shown.
 
     Ends with 1 if anything is refused.
     """
     folder = TINY_MODEL if model == "tiny" else Path(model)
-    options = parse_options(option or [], "--option")
-    chat = load_chat_format(folder, family=family, syntax=syntax, **options)
+    options = parse_options(chat_option or [], "--chat-option")
+    chat = load_chat_format(folder, family=family, syntax=call_syntax, **options)
     certificate = chat.certificate
     if certificate is None:
         raise ConfigurationError(f"{chat.name} draws up no certificate")
     stops = ", ".join(chat.decode([token]) for token in chat.stop_token_ids)
     facts = (f"calls: {certificate.call_syntax}", f"turns end with: {stops}")
-    Console().print(
+    console = Console(record=svg is not None)
+    console.print(
         Panel(Group(*(plain(fact) for fact in facts)), title=plain(certificate.chat_format), title_align="left"),
         certificate_table(certificate),
     )
+    if svg is not None:
+        draw(console, svg, f"toolgym template check {model}")
     raise typer.Exit(1 if certificate.refused else 0)
 
 

@@ -1,15 +1,19 @@
 """Runs and trajectories for the terminal, by rich."""
 
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from toolgym.agents.chat import ChatFormat
+from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, ToolMessage, to_dict
 from toolgym.rollout.report import Summary
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
@@ -129,6 +133,20 @@ def _message(message: Message) -> Iterator[Text]:
 def plain(text: str, style: str = "") -> Text:
     """Text as it is: no markup, and no control characters, which could paint over what the terminal shows."""
     return Text(text.translate(_PICTURES), style=style)
+
+
+def draw(console: Console, path: Path, title: str) -> None:
+    """Draw what a recording console has printed, as SVG.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    # The picture stands alone: rich's own format would load a font from the web.
+    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    try:
+        path.write_text(console.export_svg(title=title, code_format=form))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
 
 def _legend() -> Iterator[tuple[str, str]]:

