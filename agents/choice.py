@@ -8,12 +8,15 @@ import tokenizers
 
 from toolgym.agents.chat import ChatFormat, read_json
 from toolgym.agents.renderer_chat import RendererChatFormat, known_family
-from toolgym.agents.template import choose_template, read_template
+from toolgym.agents.template import ChatTemplate, choose_template, read_template
 from toolgym.agents.template_chat import TemplateChatFormat
 from toolgym.envs.errors import ConfigurationError
 
 # Families for folders without a template, by their config's model type.
 _FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
+# What a template reads beside its options.
+_GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "bos_token", "eos_token", "pad_token", "unk_token"}
+_GIVEN |= {"raise_exception", "strftime_now", "namespace", "range", "tojson"}
 
 
 def format_of_folder(folder: Path, *, family: str | None, syntax: str | None, options: Mapping[str, Any]) -> ChatFormat:
@@ -102,6 +105,11 @@ def _choose(
     if template is None:
         assert family is not None  # whoever calls has seen to one of them
         return RendererChatFormat(tokenizer, family, name=name, **options)
+    reads = ChatTemplate(template, {}, name).reads
+    unknown = sorted(set(options) - reads)
+    if unknown and family is None:
+        offered = ", ".join(sorted(reads - _GIVEN)) or "none"
+        raise ConfigurationError(f"the chat template of {name} reads no {unknown[0]!r}; its options: {offered}")
     generic = TemplateChatFormat(
         tokenizer, template, variables={**variables, **options}, stops=stops, syntax=syntax, name=name
     )

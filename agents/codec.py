@@ -61,9 +61,10 @@ class TokenCodec:
         whole, *self._spec = _specification(tokenizer, set(control))
         self._full = tokenizers.Tokenizer.from_str(whole)
         self._threads = threading.local()
-        ordered = sorted(control.values(), key=lambda token: len(token.content), reverse=True)
-        self._pattern = re.compile("|".join(map(_pattern, ordered)) or r"(?!)")
-        self._starts = re.compile(f"(?={'|'.join(re.escape(t.content) for t in ordered) or '(?!)'})")
+        stripping = [token for token in control.values() if token.lstrip or token.rstrip]
+        # Those that take white space along come first: what they match begins earlier, or is longer.
+        self._pattern = re.compile("|".join([*map(_pattern, stripping), _any_of(self.controls)]))
+        self._starts = re.compile(f"(?={_any_of(self.controls)})")
         self._heads = {text[:k] for text in self.controls for k in range(1, len(text))}
         self._tails = {text[k:] for text in self.controls for k in range(1, len(text))}
         self._longest = max(map(len, self.controls), default=0)
@@ -179,6 +180,24 @@ def _is_control(token: Any) -> bool:
     text = token.content
     ordinary = not text.strip(" \t\r\n\u2581") or text.isalnum() or len(text) < 2
     return bool(token.special) or not ordinary
+
+
+def _any_of(literals: Iterable[str]) -> str:
+    """A pattern of the longest of many literals, as a tree: its cost does not grow with their number."""
+    root: dict[str, Any] = {}
+    for literal in literals:
+        node = root
+        for character in literal:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def written(node: dict[str, Any]) -> str:
+        branches = [re.escape(character) + written(child) for character, child in node.items() if character]
+        if not branches:
+            return ""
+        return f"(?:{'|'.join(branches)}){'?' if '' in node else ''}"
+
+    return written(root) or r"(?!)"
 
 
 def _pattern(token: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -30,6 +31,7 @@ class ChatTemplate:
 
     Attributes:
         constants: texts that it may look for in somebody's text.
+        reads: the variables that it reads.
         longest_plain: the least number of characters at which it may treat a text otherwise.
         tells_time: whether it reads the clock.
         takes_parts: whether it wants content as a list of parts, as templates of models that see images do.
@@ -46,6 +48,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
             self.constants = frozenset(_constants(tree))
+            self.reads = frozenset(jinja2.meta.find_undeclared_variables(tree))
             self.longest_plain = min(_lengths(tree), default=sys.maxsize)
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the chat template of {name} is not valid: {error}") from error

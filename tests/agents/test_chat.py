@@ -308,6 +308,8 @@ def test_what_has_no_format_is_refused_by_name(tmp_path: Path) -> None:
         load_chat_format(model_folder(tmp_path / "llama", model_type="llama"))
     with pytest.raises(ConfigurationError, match="no family 'qwen0'"):
         load_chat_format(TINY_MODEL, family="qwen0")
+    with pytest.raises(ConfigurationError, match="reads no 'enable_thinkin'; its options: enable_thinking"):
+        load_chat_format(TINY_MODEL, enable_thinkin=False)
     with pytest.raises(ConfigurationError, match="expected a call syntax among harmony"):
         load_chat_format(TINY_MODEL, syntax="morse")
     with pytest.raises(ConfigurationError, match="expected a fast tokenizer, actual str"):
