@@ -6,15 +6,13 @@ own turns (templates drop the reasoning of earlier turns, or replace the token t
 keeping* what was sampled. Anything else is *refused*, with the reason, and never done.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import TemplateRefused
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.messages import AssistantMessage, Message, UserMessage
 
 
 class Verdict(StrEnum):
@@ -25,6 +23,29 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
+class Concern(StrEnum):
+    """What a conversation must have for a refusal to be about it."""
+
+    RESULTS = "results"
+    TURNS = "turns"
+    BESIDE = "text beside calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one step of a probe has shown.
+
+    Attributes:
+        verdict: of this step.
+        note: what is kept, or why it is refused.
+        concern: what came after the turn.
+    """
+
+    verdict: Verdict
+    note: str = ""
+    concern: Concern = Concern.TURNS
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one probe.
@@ -32,14 +53,16 @@ class Finding:
     Attributes:
         probe: its name, P1 to P8.
         about: what it plays.
-        verdict: what it has shown.
+        verdict: the worst of what it has shown.
         notes: what is kept, or why it is refused.
+        concerns: of what was refused.
     """
 
     probe: str
     about: str
     verdict: Verdict
     notes: tuple[str, ...] = ()
+    concerns: tuple[Concern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +72,13 @@ class Certificate:
     Attributes:
         chat_format: its name.
         call_syntax: the syntax of its calls.
+        one_call: whether a turn has one call at most: several answers are refused then.
         findings: one for each probe.
     """
 
     chat_format: str
     call_syntax: str
+    one_call: bool
     findings: tuple[Finding, ...]
 
     def __getitem__(self, probe: str) -> Finding:
@@ -69,151 +94,15 @@ class Certificate:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One turn of the model in a probe, and what follows it.
-
-    Attributes:
-        said: what it says; a str is its raw output.
-        follows: the new messages.
-        cut: keeps this share of what it says, as if a limit had cut it; None keeps all of it.
-        shown: how the template is told of a cut turn; None: as its text.
-    """
-
-    said: AssistantMessage | str
-    follows: tuple[Message, ...]
-    cut: Callable[[list[int]], int] | None = None
-    shown: AssistantMessage | None = None
-
-
-@dataclass
-class Played:
-    """A conversation as far as it was played.
-
-    Attributes:
-        ids: all tokens.
-        turns: for each turn of the model, where it may differ: from the opening of the turn to its end.
-        delta: of the last observation, what is not the end of the model's turn.
-        ended: whether the model ended its turn itself; else ``delta`` begins with the token that does.
-    """
-
-    ids: list[int]
-    turns: list[tuple[int, int]] = field(default_factory=list)
-    delta: list[int] = field(default_factory=list)
-    ended: bool = True
-
-
-def play(
-    chat: ChatFormat, opening: Sequence[Message], steps: Sequence[Step], tools: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[Verdict, str]]:
-    """Play a conversation, and judge it after each step.
-
-    Yields:
-        For each step what it has shown, and a note.
-    """
-    played = Played(chat.open(opening, tools))
-    opened = len(played.ids) - _common(played.ids, chat.render(opening, tools, opens=False))
-    fields, inline = list(opening), list(opening)
-    for step in steps:
-        prompt = played.ids
-        sampled = chat.write(step.said)
-        whole = chat.extend(prompt, sampled, step.follows, tools)
-        if step.cut is not None:
-            sampled = sampled[: step.cut(sampled)]
-        delta = chat.extend(prompt, sampled, step.follows, tools)
-        # What closes a turn that was cut belongs to it, but for the token that ends it.
-        closing = max(0, len(delta) - len(whole) - 1)
-        played.turns.append((len(prompt) - opened, len(prompt) + len(sampled) + closing))
-        played.ids, played.delta = [*prompt, *sampled, *delta], delta[closing:]
-        played.ended = step.cut is None
-        text = chat.decode([token for token in sampled if token not in chat.stop_token_ids])
-        said = step.shown or (step.said if isinstance(step.said, AssistantMessage) else AssistantMessage(text))
-        fields += [said, *step.follows]
-        inline += [AssistantMessage(text), *step.follows]
-        yield judge(chat, played, [_render(chat, messages, tools) for messages in (fields, inline)])
-
-
-def judge(chat: ChatFormat, played: Played, truths: Sequence[list[int] | str]) -> tuple[Verdict, str]:
-    """Compare what was played with what the template writes, in whichever of its forms is nearest.
-
-    Args:
-        chat: decodes.
-        played: our tokens.
-        truths: the template's tokens, or why it gave none.
-    """
-    worst = ""
-    for truth in truths:
-        if isinstance(truth, str):
-            worst = worst or truth
-        elif truth == played.ids:
-            return Verdict.EXACT, ""
-    for truth in truths:
-        if isinstance(truth, str):
-            continue
-        if truth[len(truth) - len(played.delta) :] != played.delta:
-            worst = _parting(chat, played, truth)
-            continue
-        before, theirs = played.ids[: len(played.ids) - len(played.delta)], truth[: len(truth) - len(played.delta)]
-        if played.ended and before[-1] != theirs[-1] and not {before[-1], theirs[-1]} <= chat.control_token_ids:
-            worst = _parting(chat, played, theirs)  # something between the end of the turn and what we add is missing
-            continue
-        kept = _kept(chat, before, theirs, played.turns)
-        if kept is not None:
-            return Verdict.KEEPS, kept
-        worst = "the template writes what came before the model's turns differently later on"
-    return Verdict.REFUSED, worst
-
-
-def _kept(chat: ChatFormat, ours: list[int], theirs: list[int], turns: Sequence[tuple[int, int]]) -> str | None:
-    """What ours has in the model's turns that theirs has not; None if they differ anywhere else."""
-    kept, missing = [""], [""]
-    for kind, start, end, low, high in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        if not any(first <= start and end <= last for first, last in turns):
-            return None
-        kept.append(chat.decode(ours[start:end]))
-        missing.append(chat.decode(theirs[low:high]))
-    shown, instead = (max(texts, key=lambda text: (bool(text.strip()), len(text))) for texts in (kept, missing))
-    if shown and instead:
-        return f"{_short(shown)} where the template has {_short(instead)}"
-    return f"{_short(shown)}, which the template drops" if shown else f"no {_short(instead)}, which was not sampled"
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:24]}...{text[-12:]}")
-
-
-def _parting(chat: ChatFormat, played: Played, truth: list[int]) -> str:
-    ours, theirs = chat.decode(played.delta), chat.decode(truth[-len(played.delta) :])
-    return f"after the turn comes {_short(ours)}, but the template has {_short(theirs)}"
-
-
-def _render(chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int] | str:
-    try:
-        return chat.render(messages, tools, opens=True)
-    except (TemplateRefused, ConfigurationError) as refused:
-        return str(refused)
-
-
-def finding(probe: str, about: str, shown: Iterable[tuple[Verdict, str]], *notes: str) -> Finding:
+def finding(probe: str, about: str, shown: Iterable[Shown], *notes: str) -> Finding:
     """One finding out of all that a probe has shown: the worst verdict, with its notes."""
+    seen: list[Shown] = []
     try:
-        seen = list(shown)
+        seen.extend(shown)
     except (TemplateRefused, ConfigurationError) as refused:
-        return Finding(probe, about, Verdict.REFUSED, (str(refused),))
+        return Finding(probe, about, Verdict.REFUSED, (str(refused),), tuple(Concern))
     order = list(Verdict)
-    worst = max((verdict for verdict, _ in seen), key=order.index, default=Verdict.EXACT)
-    said = [note for verdict, note in seen if verdict is worst and note]
-    return Finding(probe, about, worst, (*notes, *dict.fromkeys(said)))
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    return next(
-        (k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-
-
-def opening_of(*messages: Message) -> tuple[Message, ...]:
-    """An opening conversation; without messages, a short question."""
-    return messages or (UserMessage("What is 6 * 7?"),)
+    worst = max((one.verdict for one in seen), key=order.index, default=Verdict.EXACT)
+    said = [one.note for one in seen if one.verdict is worst and one.note]
+    concerns = dict.fromkeys(one.concern for one in seen if one.verdict is Verdict.REFUSED)
+    return Finding(probe, about, worst, (*notes, *dict.fromkeys(said)), tuple(concerns))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessa
 
 if TYPE_CHECKING:
     from toolgym.agents.certificate import Certificate
+
+# Text in which no template can see more than text.
+_PLAIN = re.compile(r"[A-Za-z0-9.,;:!?()'-]([A-Za-z0-9 .,;:!?()'-]*[A-Za-z0-9.,;:!?()'-])?")
 
 
 class TemplateRefused(ToolgymError):
@@ -73,6 +77,15 @@ class ChatFormat(ABC):
     def control_token_ids(self) -> frozenset[int]:
         """The tokens that no text of anybody's can become."""
 
+    @property
+    def turn_end_token_ids(self) -> frozenset[int]:
+        """The tokens that end turns of the model in a conversation's history."""
+        return frozenset(self.stop_token_ids)
+
+    def writes_inline(self, message: AssistantMessage) -> bool:
+        """Whether the template can be told of a message only by its raw text, because it writes no such calls."""
+        return False
+
     @abstractmethod
     def inline_reasoning(self, reasoning: str, content: str) -> str | None:
         """The raw output of a model that reasons in its content; None where reasoning has a channel of its own."""
@@ -115,42 +128,75 @@ class ChatFormat(ABC):
         Raises:
             TemplateRefused: it cannot be done exactly: the certificate says so, or the template cannot write it.
         """
-        for probe in self._needs(prompt_ids, completion_ids, new_messages):
-            if probe in self._refused:
-                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {self._refused[probe]})")
+        self._check_extension(prompt_ids, completion_ids, new_messages)
         return self._extend(prompt_ids, completion_ids, new_messages, tools)
 
     @property
     def _refused(self) -> Mapping[str, str]:
         return {} if self.certificate is None else self.certificate.refused
 
-    def _needs(
+    def _check_extension(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
+    ) -> None:
+        """Refuse what the certificate refuses."""
+        if self.certificate is None:
+            return
+        answers = sum(isinstance(message, ToolMessage) for message in new_messages)
+        if answers > 1 and self.certificate.one_call:
+            raise TemplateRefused(f"{self.name} has one call a turn, and cannot write {answers} answers")
+        for probe in self._needs(prompt_ids, completion_ids, new_messages, answers):
+            if probe in self._refused:
+                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {self._refused[probe]})")
+
+    def _needs(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        answers: int,
     ) -> Iterator[str]:
         """The probes on which an extension depends."""
-        answers = [message for message in new_messages if isinstance(message, ToolMessage)]
         if answers:
             yield "P1"
             # Only where it matters is the history looked at: whether tools were answered before.
             if "P5" in self._refused and not self._answer_marks.isdisjoint(prompt_ids):
                 yield "P5"
-        if len(answers) > 1:
+        if answers > 1:
             yield "P2"
-        if len(answers) < len(new_messages):
-            yield from ("P3", "P4")
-        if any(not m.content.isascii() or m.content != m.content.strip() or not m.content for m in new_messages):
-            yield "P6"
+        concerns = {"results"} if answers else set()
+        concerns |= {"turns"} if answers < len(new_messages) else set()
+        for probe in ("P3", "P4"):
+            if self.certificate is not None and concerns & {str(c) for c in self.certificate[probe].concerns}:
+                yield probe
+        if "P6" in self._refused:
+            yield from self._needs_odd(prompt_ids, completion_ids, new_messages, answers)
         if not len(completion_ids) or completion_ids[-1] not in self.stop_token_ids:
             yield "P7"
 
+    def _needs_odd(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        answers: int,
+    ) -> Iterator[str]:
+        """Whether an extension depends on P6, where that was refused: on odd texts, or on text beside calls."""
+        assert self.certificate is not None  # it has refused
+        concerns = {str(concern) for concern in self.certificate["P6"].concerns}
+        odd = not all(_PLAIN.fullmatch(message.content) for message in new_messages)
+        beside = "text beside calls" in concerns and answers and self.parse(completion_ids, prompt_ids).content
+        if (odd and concerns != {"text beside calls"}) or beside:
+            yield "P6"
+
     @functools.cached_property
     def _answer_marks(self) -> frozenset[int]:
-        """Control tokens that stand beside answers of tools alone."""
+        """Control tokens that stand beside answers of tools alone; where there are none, those of every prompt."""
         said = self.write(AssistantMessage("", (ToolCall("f", {}),)))
         prompt = self._open((UserMessage("Hi."),), ())
         answer = self._extend(prompt, said, (ToolMessage("x", "call_0", "f"),), ())
         other = self._extend(prompt, self.write(AssistantMessage("x")), (UserMessage("x"),), ())
-        return self.control_token_ids & set(answer) - set(other) - set(prompt)
+        marks = self.control_token_ids & set(answer) - set(other) - set(prompt)
+        return marks or self.control_token_ids & set(prompt)
 
     @abstractmethod
     def _open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -1,5 +1,6 @@
 """Which chat format a tokenizer or a model folder gets."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,22 @@ from toolgym.envs.errors import ConfigurationError
 # Families for folders without a template, by their config's model type.
 _FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 # What a template reads beside its options.
-_GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "bos_token", "eos_token", "pad_token", "unk_token"}
-_GIVEN |= {"raise_exception", "strftime_now", "namespace", "range", "tojson"}
+_RESERVED = {"messages", "tools", "add_generation_prompt", "documents"}
+_GIVEN = {"raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"}
 
 
 def format_of_folder(folder: Path, *, family: str | None, syntax: str | None, options: Mapping[str, Any]) -> ChatFormat:
     """See `load_chat_format`."""
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:
+    except Exception as error:  # the library raises bare Exception
         raise ConfigurationError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
     config = read_json(folder / "config.json")
     special = _special_tokens(folder)
     stops = [tokenizer.token_to_id(special["eos_token"])] if "eos_token" in special else []
     if (folder / "generation_config.json").is_file():
         found = read_json(folder / "generation_config.json").get("eos_token_id")
-        stops += [found] if isinstance(found, int) else list(found or ())
+        stops += list(found) if isinstance(found, list) else [] if found is None else [found]
     template = read_template(folder)
     if template is None and family is None:
         family = _FAMILIES.get(str(config.get("model_type")))
@@ -102,25 +103,39 @@ def _choose(
     variables: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> ChatFormat:
+    if family is not None and syntax is not None:
+        raise ConfigurationError(f"family {family!r} has its own syntax of calls: give a family or a syntax")
+    _check_stops(tokenizer, stops, name)
     if template is None:
         assert family is not None  # whoever calls has seen to one of them
-        return RendererChatFormat(tokenizer, family, name=name, **options)
+        return RendererChatFormat(tokenizer, family, stops=stops, name=name, **options)
+    if reserved := sorted(set(options) & _RESERVED):
+        raise ConfigurationError(f"{reserved[0]!r} is no option of a chat template: it is what it renders")
     reads = ChatTemplate(template, {}, name).reads
-    unknown = sorted(set(options) - reads)
+    unknown = sorted(option for option in set(options) - reads if not option.endswith("_token"))
     if unknown and family is None:
-        offered = ", ".join(sorted(reads - _GIVEN)) or "none"
+        offered = ", ".join(sorted(reads - _RESERVED - _GIVEN)) or "none"
         raise ConfigurationError(f"the chat template of {name} reads no {unknown[0]!r}; its options: {offered}")
     generic = TemplateChatFormat(
         tokenizer, template, variables={**variables, **options}, stops=stops, syntax=syntax, name=name
     )
     if family is not None:
-        return RendererChatFormat(tokenizer, family, reference=generic, name=name, **options)
+        return RendererChatFormat(tokenizer, family, stops=stops, reference=generic, name=name, **options)
     known = known_family(hub_name) if syntax is None else None
     if known is not None:
-        found = RendererChatFormat(tokenizer, known, reference=generic, name=name, **options)
-        if found.certificate is not None and not found.certificate.refused:
-            return found
+        # The name alone proves nothing: what does not fit, or refuses something, is not taken.
+        with contextlib.suppress(ConfigurationError):
+            found = RendererChatFormat(tokenizer, known, stops=stops, reference=generic, name=name, **options)
+            if found.certificate is not None and not found.certificate.refused:
+                return found
     return generic
+
+
+def _check_stops(tokenizer: tokenizers.Tokenizer, stops: Sequence[Any], name: str) -> None:
+    for stop in stops:
+        known = isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0
+        if not known or tokenizer.id_to_token(stop) is None:
+            raise ConfigurationError(f"{stop!r}, which is to end turns, is no token of {name}")
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:

@@ -37,21 +37,22 @@ class _Encoders:
 class TokenCodec:
     """A fast tokenizer whose control tokens are kept apart from text. May be used from any number of threads.
 
-    *Control tokens* are the added tokens that structure a conversation: all but those that are nothing but white space
-    or a word, which are ordinary vocabulary.
+    *Control tokens* are the added tokens that structure a conversation: those that are marked as special, and those
+    that the chat format writes. Other added tokens are ordinary vocabulary: words, white space, markup.
 
     Args:
         tokenizer: as its library makes it; it is copied, and each thread works on a copy of its own.
         name: for error messages.
+        written: all that the chat format may write; None: whatever looks like markup is a control token.
 
     Raises:
         ConfigurationError: text can spell a control token, or one of them matches whole words only.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, written: str | None = None) -> None:
         self.name = name
         added = tokenizer.get_added_tokens_decoder()
-        control = {index: token for index, token in added.items() if _is_control(token)}
+        control = {index: token for index, token in added.items() if _is_control(token, written)}
         for token in control.values():
             if token.single_word or len(token.content) < 2:
                 raise ConfigurationError(f"tokenizer {name}: the control token {token.content!r} is a mere word")
@@ -176,10 +177,10 @@ def unmarked(text: str) -> str:
     return text.replace(MARK_OPEN, "").replace(MARK_CLOSE, "")
 
 
-def _is_control(token: Any) -> bool:
+def _is_control(token: Any, written: str | None) -> bool:
     text = token.content
-    ordinary = not text.strip(" \t\r\n\u2581") or text.isalnum() or len(text) < 2
-    return bool(token.special) or not ordinary
+    markup = bool(text.strip(" \t\r\n\u2581")) and not text.isalnum() and len(text) > 1
+    return bool(token.special) or (markup and (written is None or text in written))
 
 
 def _any_of(literals: Iterable[str]) -> str:

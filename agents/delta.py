@@ -1,80 +1,62 @@
 """`DeltaWriter`: what a template writes after the assistant's turn, at the cost of tokenising the new text alone.
 
 A short conversation is rendered that ends in the new messages; what stands behind the assistant's turn in it is the
-delta. That is done once for each *shape* (roles, fields), around sentinels. From then on new text is put in where the
-sentinels stood, after it has been proven on probe texts what the template does to it on the way: strips it, writes it
-as JSON. Text that contains something the template may look for is rendered itself, each time.
+delta. That is done once for each *shape* (roles, fields), around `Traced` texts. From then on new text is put in where
+those stood. A text for which the template's questions have other answers than usual is rendered itself, each time.
 """
 
-import functools
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolgym.agents.chat import TemplateRefused
 from toolgym.agents.codec import TokenCodec, fit
 from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values, sentinel
+from toolgym.agents.template import TIME
+from toolgym.agents.traced import Parts, Question, Slot, Trace, Traced, fill
 from toolgym.envs.messages import Message, SystemMessage, ToolMessage, UserMessage
 
 _SHAPES = 4_096  # kept at once
-_SAID, _TIME = sentinel(0), sentinel(999)  # stand at the end of what the assistant said, and for the time
+_SAID = sentinel(0)  # stands at the end of what the assistant said
 Field: TypeAlias = tuple[int, str]  # number of a message, name of its field
 Texts: TypeAlias = Mapping[Field, str]
 
 
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-_TRANSFORMS: tuple[Callable[[str], str], ...] = (
-    lambda text: text,
-    lambda text: text.strip(),
-    _json,
-    lambda text: _json(text.strip()),
-    lambda text: text.rstrip(),
-    lambda text: text.lstrip(),
-    lambda text: text.strip("\n"),
-)
-_PROBES = (
-    "a", " a ", "\n a\tb \n", 'say "x" \\ \u00e9 \u6f22 \U0001f600 ?', '{"a": [1]}', "[1, 2]", "12", "true", "null",
-    "<b>&amp;</b>", "a\r\nb", "it's", "- a\n- b", "x" * 3_000, "word " * 200 + "\n",
-)  # fmt: skip
-# A template that looks for one of these (to escape it, mostly) does not see more in it than in any other text.
-_SMALL = 2
-
-
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a text goes, and what becomes of it."""
+class Shape:
+    """What is known of the delta of messages with certain roles and fields.
 
-    field: Field
-    transform: Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """The delta of one shape: ids that are always the same, and runs of text with slots in them.
-
-    A run reaches from one control token to the next, for text is encoded together with what stands beside it.
+    Attributes:
+        pieces: ids that are always the same, and runs of text with slots in them; None if it cannot be foreseen what
+            the template does to texts. A run reaches from one control token to the next, for text is encoded together
+            with what stands beside it.
+        questions: what the template asked about the texts; the pieces hold where the answers are the usual ones.
+        controls: how many of each control token the delta has with usual texts.
+        shows_tools: whether the tools are written again.
     """
 
-    pieces: tuple[tuple[int, ...] | tuple[str | Slot, ...], ...]
+    pieces: tuple[tuple[int, ...] | Parts, ...] | None
+    questions: tuple[Question, ...]
+    controls: Mapping[int, int]
+    shows_tools: bool
+
+    def holds(self, texts: Texts) -> bool:
+        """Whether the pieces hold for these texts."""
+        if self.pieces is None or not all(text.strip() for text in texts.values()):
+            return False
+        return all(question.holds(texts) for question in self.questions)
 
     def encode(self, texts: Texts, codec: TokenCodec) -> list[int]:
         """The ids of the delta with these texts in its slots."""
         ids: list[int] = []
-        for piece in self.pieces:
+        for piece in self.pieces or ():
             if isinstance(piece[0], int):
                 ids += piece  # all of them, then
             else:
-                ids += codec.encode_text(_filled(piece, texts))
+                ids += codec.encode_text(fill(piece, texts))
         return ids
-
-
-def _filled(run: Sequence[int | str | Slot], texts: Texts) -> str:
-    return "".join(part.transform(texts[part.field]) if isinstance(part, Slot) else str(part) for part in run)
 
 
 class DeltaWriter:
@@ -87,10 +69,7 @@ class DeltaWriter:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._codec, self._template = dialect.codec, dialect.template
-        self._shapes: dict[Any, Skeleton | None] = {}
-        constants = dialect.template.constants
-        self._constants = tuple(text for text in constants if len(text) > _SMALL)
-        self._small = tuple(text for text in constants if len(text) <= _SMALL)
+        self._shapes: dict[Any, Shape] = {}
 
     def write(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The tokens after the one that ended the assistant's turn: the new messages, and the opening of the next turn.
@@ -105,15 +84,32 @@ class DeltaWriter:
         """
         messages = [self._dialect.with_fitting_id(message) for message in messages]
         texts = {field: fit(text) for field, text in _texts(messages).items()}
-        shape = (kind, *((type(m), *_present(m)) for m in messages), self._tools_key(tools))
-        if shape not in self._shapes:
+        shape = self._shape(kind, messages, tools)
+        if shape.holds(texts):
+            return shape.encode(texts, self._codec)
+        pieces = self._rendered(kind, [self._dialect.entry(m) for m in messages], tools if shape.shows_tools else ())
+        self._check_controls(pieces, shape)
+        return self._encoded(pieces)
+
+    def _shape(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Shape:
+        key = (kind, *((type(message), *_present(message)) for message in messages), bool(tools))
+        found = self._shapes.get(key)
+        if found is not None and found.shows_tools:
+            key = (*key, json.dumps(tools))
+            found = self._shapes.get(key)
+        if found is None:
+            found = self._make(kind, messages, tools)
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
-            self._shapes[shape] = self._make(kind, messages, tools)
-        skeleton = self._shapes.get(shape)
-        if skeleton is not None and all(self._ordinary(text) for text in texts.values()):
-            return skeleton.encode(texts, self._codec)
-        return self._encoded(self._rendered(kind, [self._dialect.entry(m) for m in messages], tools))
+            self._shapes[key] = found
+        return found
+
+    def _check_controls(self, pieces: Sequence[int | str], shape: Shape) -> None:
+        """Refuse a delta in which a text has become a control token, whatever the template did to it."""
+        for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
+            if count > shape.controls.get(token, 0):
+                shown = self._codec.decode([token])
+                raise TemplateRefused(f"the chat template of {self._template.name} would make {shown!r} of a text")
 
     def _encoded(self, pieces: Sequence[int | str]) -> list[int]:
         ids: list[int] = []
@@ -124,49 +120,21 @@ class DeltaWriter:
                 ids += self._codec.encode_text(piece)
         return ids
 
-    def _ordinary(self, text: str) -> bool:
-        """Whether a template can see nothing in a text but text."""
-        if not text.strip() or len(text) >= self._template.longest_plain:
-            return False
-        return not any(constant in text for constant in self._constants)
-
-    def _tools_key(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        return json.dumps(tools) if tools and self._dialect.repeats_tools else ""
-
     # The slow way: a short conversation, rendered.
 
     def _rendered(
         self, kind: TurnKind, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]]
     ) -> list[int | str]:
         """Control tokens and text behind the assistant's turn."""
-        answers = sum(entry["role"] == "tool" for entry in entries)
-        if kind is TurnKind.CALLS and answers > 1 and self._names_calls:
-            return self._one_by_one(entries, tools)
-        return self._behind(kind, entries, tools, opens=True)
+        safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
+        rendered = self._template.render([USER, self._turn(kind, entries), *entries], safe, opens=True)
+        _, said, text = rendered.rpartition(_SAID)
+        if not said:
+            raise TemplateRefused(f"{self._template.name}'s chat template drops the turn before {_roles(entries)}")
+        return self._behind(kind, self._codec.split(text), entries)
 
-    def _one_by_one(self, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]]) -> list[int | str]:
-        """Each answer behind its own call: these templates write the name of the last call beside each answer."""
-        pieces: list[int | str] = []
-        for number, entry in enumerate(entries):
-            last = number == len(entries) - 1
-            kind = TurnKind.CALLS if entry["role"] == "tool" else TurnKind.TEXT
-            pieces += self._behind(kind, [entry], tools, opens=last)
-        return pieces
-
-    @functools.cached_property
-    def _names_calls(self) -> bool:
-        """Whether answers show the name of the message's only call rather than their own."""
-        if not self._dialect.forms.one_call:
-            return False
-        answer = {"role": "tool", "name": sentinel(1), "tool_call_id": sentinel(2), "content": sentinel(3)}
-        text = self._text(TurnKind.CALLS, [answer, {**answer, "name": sentinel(4)}], (), opens=False)
-        single = self._text(TurnKind.CALLS, [answer], (), opens=False)
-        return text.count(sentinel(1)) != single.count(sentinel(1))
-
-    def _behind(
-        self, kind: TurnKind, entries: Sequence[Entry], tools: Sequence[Mapping[str, Any]], *, opens: bool
-    ) -> list[int | str]:
-        pieces = self._codec.split(self._text(kind, entries, tools, opens=opens))
+    def _behind(self, kind: TurnKind, pieces: list[Any], entries: Sequence[Entry]) -> list[Any]:
+        """What stands behind the first token that ends a turn of this kind."""
         ending = self._dialect.endings[kind]
         for at, piece in enumerate(pieces):
             if isinstance(piece, int) and piece in (ending.stop, ending.history):
@@ -174,23 +142,6 @@ class DeltaWriter:
         raise TemplateRefused(
             f"the chat template of {self._template.name} does not end the turn before {_roles(entries)}"
         )
-
-    def _text(
-        self,
-        kind: TurnKind,
-        entries: Sequence[Entry],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        opens: bool = True,
-        time: str | None = None,
-    ) -> str:
-        """What the template writes after the last thing that the assistant said."""
-        said = self._turn(kind, entries)
-        tools = [safe_values(tool, self._codec.neutralized) for tool in tools] if self._dialect.repeats_tools else ()
-        rendered = self._template.render([USER, said, *entries], tools, opens=opens, time=time)
-        if _SAID not in rendered:
-            raise TemplateRefused(f"the chat template of {self._template.name} drops the turn before {_roles(entries)}")
-        return rendered.rpartition(_SAID)[2]
 
     def _turn(self, kind: TurnKind, entries: Sequence[Entry]) -> Entry:
         """An assistant's turn with the calls that are answered."""
@@ -201,81 +152,73 @@ class DeltaWriter:
         if forms.one_call:
             answered = answered[:1]
         calls = [
-            self._dialect.call(entry.get("name") or "f", {"key": _SAID}, entry.get("tool_call_id") or f"call{k:05d}")
+            self._dialect.call(
+                entry.get("name") or "unknown", {"key": _SAID}, entry.get("tool_call_id") or f"call{k:05d}"
+            )
             for k, entry in enumerate(answered)
         ]
         return {"role": "assistant", "content": forms.empty_content, "tool_calls": calls}
 
-    # The fast way: skeletons.
+    # The fast way: shapes.
 
-    def _make(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton | None:
-        """The skeleton of a shape; None if no transform explains what the template does to some text.
+    def _make(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Shape:
+        """What is known of a shape.
 
         Raises:
-            TemplateRefused: the template drops the text of a message.
+            TemplateRefused: the template cannot write it, or drops the text of a message.
         """
-        fields = list(_texts(messages))
-        names = {field: sentinel(number) for number, field in enumerate(fields, start=1)}
-
-        def rendered(texts: Texts) -> list[int | str]:
-            return self._rendered(kind, _entries(messages, texts), tools)
-
-        try:
-            bare = rendered(names)
-        except TemplateRefused:
-            return None  # it is rendered, and perhaps refused, with its own text
-        written = "".join(piece for piece in bare if isinstance(piece, str))
-        for field in fields:
-            if field[1] == "content" and names[field] not in written:
-                dropped = type(messages[field[0]]).__name__
+        pieces, trace = self._traced(kind, messages, ())
+        shows_tools = False
+        if tools:
+            with_tools, trace_with = self._traced(kind, messages, tools)
+            shows_tools = with_tools != pieces
+            pieces, trace = (with_tools, trace_with) if shows_tools else (pieces, trace)
+        slots = {p.field for piece in pieces if not isinstance(piece, int) for p in piece if isinstance(p, Slot)}
+        for number, message in enumerate(messages):
+            if (number, "content") not in slots and not trace.unforeseen:
+                dropped = type(message).__name__
                 raise TemplateRefused(f"the chat template of {self._template.name} drops the text of a {dropped}")
-        if self._template.tells_time and _TIME in self._text(kind, _entries(messages, names), tools, time=_TIME):
-            return None
-        transforms: dict[Field, Callable[[str], str]] = {}
-        for field in fields:
-            found = self._transform(field, names, bare, rendered)
-            if found is None:
-                return None
-            transforms[field] = found
-        return self._skeleton(bare, {names[field]: Slot(field, transforms[field]) for field in fields})
+        controls = Counter(piece for piece in pieces if isinstance(piece, int))
+        foreseen = not trace.unforeseen and TIME not in slots
+        return Shape(self._packed(pieces) if foreseen else None, tuple(trace.questions), controls, shows_tools)
 
-    def _skeleton(self, pieces: Sequence[int | str], slots: Mapping[str, Slot]) -> Skeleton:
-        made: list[tuple[int, ...] | tuple[str | Slot, ...]] = []
+    def _traced(
+        self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int | Parts], Trace]:
+        """What stands behind the assistant's turn: control tokens, and runs of text and slots."""
+        trace = Trace()
+        entries = _entries(messages, {field: Traced((Slot(field),), trace) for field in _texts(messages)})
+        safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
+        parts = list(self._template.trace([USER, self._turn(kind, entries), *entries], safe, trace))
+        at = max((k for k, part in enumerate(parts) if isinstance(part, str) and _SAID in part), default=None)
+        if at is None:
+            raise TemplateRefused(f"{self._template.name}'s chat template drops the turn before {_roles(entries)}")
+        parts = [str(parts[at]).rpartition(_SAID)[2], *parts[at + 1 :]]
+        pieces: list[int | Parts] = []
+        for part in parts:
+            for piece in [part] if isinstance(part, Slot) else self._codec.split(part):
+                if isinstance(piece, int):
+                    pieces.append(piece)
+                elif pieces and not isinstance(pieces[-1], int):
+                    pieces[-1] = (*pieces[-1], piece)
+                else:
+                    pieces.append((piece,))
+        return self._behind(kind, pieces, entries), trace
+
+    def _packed(self, pieces: Sequence[int | Parts]) -> tuple[tuple[int, ...] | Parts, ...]:
+        """What is always the same is encoded once."""
+        packed: list[tuple[int, ...] | Parts] = []
         same: list[int] = []
         for piece in pieces:
-            if isinstance(piece, str) and any(name in piece for name in slots):
-                parts = re.split(f"({'|'.join(map(re.escape, slots))})", piece)
-                made += [tuple(same)] if same else []
-                made.append(tuple(slots.get(part, part) for part in parts if part != ""))
+            if isinstance(piece, int):
+                same.append(piece)
+            elif any(isinstance(part, Slot) for part in piece):
+                packed += [tuple(same)] if same else []
+                packed.append(piece)
                 same = []
             else:
-                same += self._encoded([piece])
-        made += [tuple(same)] if same else []
-        return Skeleton(tuple(made))
-
-    def _transform(
-        self, field: Field, names: Texts, bare: Sequence[int | str], rendered: Callable[[Texts], list[int | str]]
-    ) -> Callable[[str], str] | None:
-        probes = self._probes() if field[1] == "content" else ("f", "get_x", "a.b", "call-1_2")
-        seen: list[tuple[str, list[int | str]]] = []
-        for probe in probes:
-            try:
-                seen.append((probe, rendered({**names, field: self._codec.neutralized(probe)})))
-            except TemplateRefused:
-                if field[1] == "content":
-                    return None
-        if not seen:
-            return _TRANSFORMS[0]  # an id that must have a certain form
-        for transform in _TRANSFORMS:
-            filled = ((probe, _replaced(bare, names[field], transform(probe))) for probe, _ in seen)
-            if all(ours == theirs for (_, ours), (_, theirs) in zip(filled, seen, strict=True)):
-                return transform
-        return None
-
-    def _probes(self) -> tuple[str, ...]:
-        small = [text for a in self._small for text in (a, f"x{a}y", f"{a}y", f"x{a}", a * 2)]
-        pairs = [f"{a}x{b}" for a in self._small[:8] for b in self._small[:8]]
-        return (*_PROBES, *(text for text in (*small, *pairs) if text.strip()))
+                same += self._codec.encode_text("".join(map(str, piece)))
+        return (*packed, *([tuple(same)] if same else []))
 
 
 def _texts(messages: Sequence[Message]) -> dict[Field, str]:
@@ -309,10 +252,6 @@ def _entries(messages: Sequence[Message], texts: Texts) -> list[Entry]:
                 entry["name"] = texts[number, "name"]
         entries.append(entry)
     return entries
-
-
-def _replaced(pieces: Sequence[int | str], name: str, text: str) -> list[int | str]:
-    return [piece if isinstance(piece, int) else piece.replace(name, text) for piece in pieces]
 
 
 def _roles(entries: Sequence[Entry]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolgym.agents.calls.channels import AtemGrammar, HarmonyGrammar
 from toolgym.agents.calls.grammar import Grammar, Reasoning, TaggedGrammar
-from toolgym.agents.calls.registry import SYNTAXES
+from toolgym.agents.calls.registry import REASONING_TAGS, SYNTAXES
 from toolgym.agents.chat import TemplateRefused
 from toolgym.agents.codec import SLOT_CLOSE, SLOT_OPEN, TokenCodec
 from toolgym.agents.template import ChatTemplate
@@ -42,15 +42,8 @@ PROBE_TOOL: Entry = {
         },
     },
 }
-# What formats call the field, and how they set reasoning off, best known first.
+# What formats call the field of reasoning, best known first.
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-_REASONING_TAGS = (
-    ("<|channel>thought\n", "<channel|>"),
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<seed:think>", "</seed:think>"),
-)
 
 
 def sentinel(number: int) -> str:
@@ -114,7 +107,7 @@ class Dialect:
         self, template: ChatTemplate, codec: TokenCodec, stops: Sequence[int] = (), syntax: str | None = None
     ) -> None:
         self.template, self.codec = template, codec
-        self._short_ids = False
+        self._short_ids, self._refusal = False, ""
         said = self._try([{"role": "user", "content": sentinel(1)}])
         template.takes_parts = said is None or sentinel(1) not in said
         self.forms = self._find_forms()
@@ -126,7 +119,7 @@ class Dialect:
             TurnKind.TEXT: text,
             TurnKind.CALLS: self._ending_of_calls({*stops, text.stop}, text),
         }
-        self.repeats_tools = self._repeats_tools()
+        self.opening_length = self._opening_length()
         self.stops = tuple(dict.fromkeys([*(ending.stop for ending in self.endings.values()), *stops]))
 
     @property
@@ -162,7 +155,7 @@ class Dialect:
             raise ConfigurationError("a call that could not be parsed has no canonical form: write its raw text")
         calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
         entry: Entry = {"role": "assistant", "content": safe(message.content)}
-        if calls and (self.forms.calls_in_content or (self.forms.one_call and len(calls) > 1)):
+        if self.writes_inline(message):
             written = self.grammar.write(calls)
             if written is None:
                 raise ConfigurationError(self._why_no_calls())
@@ -187,6 +180,11 @@ class Dialect:
         """A tool call as the template wants it, its id as it is."""
         given: Any = json.dumps(arguments, ensure_ascii=False) if self.forms.arguments_as_text else dict(arguments)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+
+    def writes_inline(self, message: AssistantMessage) -> bool:
+        """Whether calls must be part of the content, because the template writes none, or one of a message only."""
+        count = len(message.tool_calls)
+        return count > 0 and (self.forms.calls_in_content or (self.forms.one_call and count > 1))
 
     def with_fitting_id(self, message: Message) -> Message:
         """A message whose call id the template takes."""
@@ -266,7 +264,7 @@ class Dialect:
 
     def _find_reasoning(self) -> Reasoning | None:
         source = self.template.source
-        for opens, closes in _REASONING_TAGS:
+        for opens, closes in REASONING_TAGS:
             if closes in source or (closes in self.codec.controls and opens.strip() in self.codec.controls):
                 return Reasoning(opens.strip(), closes, self._reasoning_closing(closes))
         return None
@@ -287,9 +285,8 @@ class Dialect:
         alone = self._tokens_after(sentinel(1), [USER, said])
         later = self._tokens_after(sentinel(1), [USER, said, {"role": "user", "content": sentinel(2)}], sentinel(2))
         if not later:
-            raise ConfigurationError(
-                f"the chat template of {self.template.name} ends turns without a token of their own: not supported"
-            )
+            why = f"the chat template of {self.template.name} ends turns without a token of their own: not supported"
+            raise ConfigurationError(self._refusal or why)
         return Ending((alone or later)[0], later[0])
 
     def _ending_of_calls(self, stops: set[int], text: Ending) -> Ending:
@@ -304,17 +301,18 @@ class Dialect:
             return text
         return Ending(candidates[0], candidates[0] if candidates[0] in later else later[0])
 
-    def _repeats_tools(self) -> bool:
-        """Whether the template writes the tools again behind a later message."""
-        said = {"role": "assistant", "content": sentinel(1)}
-        acting = self._calling(self.call("f", {"key": sentinel(1)}, sentinel(3)))
-        answer = {"role": "tool", "name": "f", "tool_call_id": sentinel(3), "content": sentinel(2)}
-        for messages in ([USER, said, {"role": "user", "content": sentinel(2)}], [USER, acting, answer]):
-            texts = (self._try(messages, tools=tools) or "" for tools in ((), (PROBE_TOOL,)))
-            without, with_tools = (text.rpartition(sentinel(1))[2] for text in texts)
-            if without != with_tools:
-                return True
-        return False
+    def _opening_length(self) -> int:
+        """How many tokens open a turn of the model, at most."""
+        said = {"role": "assistant", "content": "x"}
+        acting = self._calling(self.call("f", {"key": "x"}, "call00001"))
+        answer = {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "x"}
+        lengths = [0]
+        for messages in ([USER], [USER, said, USER], [USER, acting, answer]):
+            opened, closed = (self._try(messages, opens=opens) for opens in (True, False))
+            if opened is not None and closed is not None:
+                rest = _rest(self.codec.split(closed), self.codec.split(opened))
+                lengths.append(sum(1 if isinstance(p, int) else len(self.codec.encode_text(p)) for p in rest))
+        return max(lengths)
 
     def _tokens_after(self, mark: str, messages: list[Entry], until: str | None = None) -> list[int]:
         """The control tokens after a sentinel that are not part of the turn itself."""
@@ -324,10 +322,11 @@ class Dialect:
             tail = tail.partition(until)[0]
         return [p for p in self.codec.split(tail) if isinstance(p, int) and p not in self._markers]
 
-    def _try(self, messages: list[Entry], *, opens: bool = False, tools: Sequence[Entry] = ()) -> str | None:
+    def _try(self, messages: list[Entry], *, opens: bool = False) -> str | None:
         try:
-            return self.template.render(messages, tools, opens=opens)
-        except TemplateRefused:
+            return self.template.render(messages, opens=opens)
+        except TemplateRefused as refused:
+            self._refusal = str(refused)
             return None
 
 

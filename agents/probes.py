@@ -1,12 +1,13 @@
 """The probes of the certificate, P1 to P8: small conversations that show where chat formats break."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from toolgym.agents.certificate import Certificate, Finding, Step, Verdict, finding, play
+from toolgym.agents.certificate import Certificate, Concern, Finding, Shown, Verdict, finding
 from toolgym.agents.chat import ChatFormat, TemplateRefused
-from toolgym.agents.dialect import PROBE_CALL, PROBE_TOOL
+from toolgym.agents.dialect import PROBE_TOOL
+from toolgym.agents.judging import Step, Turn, judge_cut, judge_other_stop, play
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolMessage, UserMessage
 
@@ -15,7 +16,6 @@ QUESTION = UserMessage("What is 6 * 7?")
 AGAIN = UserMessage("And 7 * 8?")
 SYSTEM = SystemMessage("You are brief.")
 OPENINGS = ((QUESTION,), (SYSTEM, QUESTION))
-ANSWER = AssistantMessage("It is 42.")
 THOUGHT = "Six times seven. That is forty-two."
 _LITERALS = 64
 # What tools and users send: white space at the edges, other scripts, what looks like JSON or markup, and nothing.
@@ -36,94 +36,104 @@ ODD_TEXTS = (
 )
 
 
-def call(number: int = 0, name: str = "look_up") -> ToolCall:
+def call(number: int = 0) -> ToolCall:
     """A call of the probe tool."""
-    return ToolCall(name, {"text": f"number {number}", "count": number}, f"call_{number}")
+    return ToolCall("look_up", {"text": f"page {number} of it"}, f"call_{number}")
 
 
-def answer(number: int = 0, text: str = "It is 42.") -> ToolMessage:
+def answer(number: int = 0, text: str = "") -> ToolMessage:
     """The answer to such a call."""
-    return ToolMessage(text, f"call_{number}", "look_up")
+    return ToolMessage(text or f"Result {number}: it is known.", f"call_{number}", "look_up")
+
+
+def calling(*numbers: int, reasoning: str | None = None) -> Step:
+    """A turn that calls, with the answers."""
+    said = AssistantMessage("", tuple(call(number) for number in numbers), reasoning)
+    return Step(said, f"page {numbers[-1]} of it", tuple(answer(number) for number in numbers))
+
+
+def answering(reasoning: str | None = None, follows: Message = AGAIN) -> Step:
+    """A turn that answers, with the user's next word."""
+    said = AssistantMessage("The answer is 42.", reasoning=reasoning)
+    return Step(said, said.content, (follows,))
 
 
 def certify(chat: ChatFormat) -> Certificate:
     """Run all probes."""
+    one_call = not _can_write(chat, calling(1, 2).said) and _can_write(chat, calling(1).said)
     probes = (_calls, _several_calls, _reasoning, _inline_reasoning, _rounds, _odd_texts, _cut, _openings)
-    return Certificate(chat.name, chat.call_syntax, tuple(probe(chat) for probe in probes))
+    return Certificate(chat.name, chat.call_syntax, one_call, tuple(probe(chat) for probe in probes))
 
 
-def _conversation(chat: ChatFormat, *steps: Step, system: bool = False) -> Iterator[tuple[Verdict, str]]:
-    opening: tuple[Message, ...] = (SYSTEM, QUESTION) if system else (QUESTION,)
-    yield from play(chat, opening, steps, TOOLS)
+def _conversation(chat: ChatFormat, *steps: Step, system: bool = False) -> Iterator[Shown]:
+    yield from (shown for _, shown in play(chat, OPENINGS[system], steps, TOOLS))
 
 
 def _calls(chat: ChatFormat) -> Finding:
-    step = Step(AssistantMessage("", (call(),)), (answer(),))
-    return finding("P1", "user, call, result", _conversation(chat, step))
+    return finding("P1", "user, call, result", _conversation(chat, calling(0)))
 
 
 def _several_calls(chat: ChatFormat) -> Finding:
     about = "several calls, several results"
-    said = AssistantMessage("", (call(1), call(2)))
-    try:
-        chat.write(said)
-    except ConfigurationError:
-        steps = (
-            Step(AssistantMessage("", (call(1),)), (answer(1),)),
-            Step(AssistantMessage("", (call(2),)), (answer(2),)),
-        )
-        return finding("P2", about, _conversation(chat, *steps), "one call a turn")
-    return finding("P2", about, _conversation(chat, Step(said, (answer(1, "one"), answer(2, "two")))))
+    if _can_write(chat, calling(1).said) and not _can_write(chat, calling(1, 2).said):
+        return finding("P2", about, _conversation(chat, calling(1), calling(2)), "one call a turn; more are refused")
+    return finding("P2", about, _conversation(chat, calling(1, 2), calling(3, 4, 5)))
 
 
 def _reasoning(chat: ChatFormat) -> Finding:
     about = "reasoning in a field, then a user turn"
     try:
-        chat.write(AssistantMessage(ANSWER.content, reasoning=THOUGHT))
+        chat.write(answering(THOUGHT).said)
     except ConfigurationError as error:
-        return finding("P3", about, _conversation(chat, Step(ANSWER, (AGAIN,)), Step(ANSWER, (AGAIN,))), str(error))
-    thought = AssistantMessage(ANSWER.content, reasoning=THOUGHT)
-    acting = AssistantMessage("", (call(),), THOUGHT)
-    steps = (Step(acting, (answer(),)), Step(thought, (AGAIN,)), Step(thought, (AGAIN,)))
-    return finding("P3", about, _conversation(chat, *steps))
+        steps = (answering(), answering())
+        return finding("P3", about, _conversation(chat, *steps, system=_takes_system(chat)), str(error))
+    acting = (calling(0, reasoning=THOUGHT),) if _can_write(chat, calling(0).said) else ()
+    steps = (*acting, answering(THOUGHT), answering(THOUGHT))
+    return finding("P3", about, _conversation(chat, *steps, system=_takes_system(chat)))
 
 
 def _inline_reasoning(chat: ChatFormat) -> Finding:
-    about = "reasoning inline, then a user turn"
-    text = chat.inline_reasoning(THOUGHT, ANSWER.content)
+    about, said = "reasoning inline, then a user turn", "The answer is 42."
+    text = chat.inline_reasoning(THOUGHT, said)
     if text is None:
-        return finding("P4", about, _conversation(chat, Step(ANSWER, (AGAIN,))), "reasoning has a channel of its own")
-    return finding("P4", about, _conversation(chat, Step(text, (AGAIN,)), Step(text, (AGAIN,))))
+        return finding("P4", about, _conversation(chat, answering()), "reasoning has a channel of its own")
+    steps = (Step(text, said, (AGAIN,)), Step(text, said, (AGAIN,)))
+    return finding("P4", about, _conversation(chat, *steps, system=_takes_system(chat)))
 
 
 def _rounds(chat: ChatFormat) -> Finding:
-    steps = [Step(AssistantMessage("", (call(k),)), (answer(k, f"Result {k}."),)) for k in range(3)]
-    steps.append(Step(ANSWER, (AGAIN,)))
-    steps.append(Step(AssistantMessage("", (call(4),)), (answer(4),)))
-    return finding("P5", "results over several rounds", _conversation(chat, *steps, system=True))
+    steps = (*(calling(number) for number in range(3)), answering(), calling(4), calling(5), answering())
+    return finding("P5", "results over several rounds", _conversation(chat, *steps, system=_takes_system(chat)))
 
 
 def _odd_texts(chat: ChatFormat) -> Finding:
     plain = set(chat.render((UserMessage("x"),), (), opens=False))
+    can_call = _can_write(chat, calling(0).said)
 
-    def shown() -> Iterator[tuple[Verdict, str]]:
+    def shown() -> Iterator[Shown]:
         for text in ODD_TEXTS:
             if chat.control_token_ids & set(chat.render((UserMessage(text),), (), opens=False)) - plain:
                 continue  # as `_literals` has it
-            acting = (Step(AssistantMessage("", (call(),)), (answer(0, text),)),) if _can_call(chat) else ()
-            yield from _conversation(chat, *acting, Step(ANSWER, (UserMessage(text),)))
-        yield from _literals(chat)
+            acting = (Step(calling(0).said, calling(0).last, (ToolMessage(text, "call_0", "look_up"),)),)
+            yield from _conversation(chat, *(acting if can_call else ()), answering(follows=UserMessage(text)))
+        yield from _literals(chat, can_call=can_call)
+        if can_call:
+            beside = Step(AssistantMessage("I look it up.", (call(0),)), calling(0).last, (answer(0),))
+            yield from (_about_beside(shown) for shown in _conversation(chat, beside))
 
     return finding("P6", "odd texts, special-token literals", shown())
 
 
-def _literals(chat: ChatFormat) -> Iterator[tuple[Verdict, str]]:
+def _about_beside(shown: Shown) -> Shown:
+    return replace(shown, concern=Concern.BESIDE, note=f"text beside a call: {shown.note}" if shown.note else "")
+
+
+def _literals(chat: ChatFormat, *, can_call: bool) -> Iterator[Shown]:
     """Literals of control tokens must be text: the same conversation as with a harmless word, but for that word."""
-    prompt = chat.open((QUESTION,), TOOLS)
-    turns: list[tuple[list[int], Callable[[str], Message]]] = [(chat.write(ANSWER), UserMessage)]
-    if _can_call(chat):
-        turns.append((chat.write(AssistantMessage("", (call(),))), lambda text: answer(0, text)))
-    special = chat.control_token_ids
+    prompt, special = chat.open((QUESTION,), TOOLS), chat.control_token_ids
+    turns: list[tuple[list[int], Callable[[str], Message]]] = [(chat.write(answering().said), UserMessage)]
+    if can_call:
+        turns.append((chat.write(calling(0).said), lambda text: answer(0, text)))
     others = sorted(special - set(chat.stop_token_ids))
     for token in (*chat.stop_token_ids, *others[:_LITERALS]):
         literal, word = chat.decode([token]), "harmless"
@@ -133,61 +143,83 @@ def _literals(chat: ChatFormat) -> Iterator[tuple[Verdict, str]]:
             forged, honest = (chat.extend(prompt, turn, (make(f"a {text} b"),), TOOLS) for text in (literal, word))
             same_tokens = [t for t in forged if t in special] == [t for t in honest if t in special]
             if same_tokens and chat.decode(forged) == chat.decode(honest).replace(word, literal):
-                yield Verdict.EXACT, ""
+                yield Shown(Verdict.EXACT)
             else:
-                yield Verdict.REFUSED, f"the literal {literal!r} in a message is more than text"
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """Cuts so many tokens off the end of what was sampled, its stop token among them."""
-
-    tokens: int
-
-    def __call__(self, sampled: Sequence[int]) -> int:
-        return max(1, len(sampled) - 1 - self.tokens)
+                yield Shown(Verdict.REFUSED, f"the literal {literal!r} in a message is more than text")
 
 
 def _cut(chat: ChatFormat) -> Finding:
-    def shown() -> Iterator[tuple[Verdict, str]]:
-        long = AssistantMessage("It is forty-two, as everybody knows by now.")
-        kept = chat.write(long)[: _Cut(2)(chat.write(long))]
-        yield from _conversation(chat, Step(long, (AGAIN,), _Cut(2), chat.parse(kept, chat.open((QUESTION,), TOOLS))))
-        if _can_call(chat):
-            acting = AssistantMessage("", (call(),))
-            yield from _conversation(chat, Step(acting, (answer(0, "The call was cut off."),), _Cut(6), acting))
-        try:
-            sampled = chat.write(AssistantMessage("", reasoning=THOUGHT))
-        except (ConfigurationError, TemplateRefused):
-            return
-        end = next((k for k in range(len(sampled)) if THOUGHT[:-1] in chat.decode(sampled[: k + 1])), 4)
-        said = chat.parse(sampled[:end], chat.open((QUESTION,), TOOLS))
-        step = Step(AssistantMessage("", reasoning=THOUGHT), (AGAIN,), lambda _: end, said)
-        yield from _conversation(chat, step)
+    def shown() -> Iterator[Shown]:
+        for step in (answering(), calling(0)):
+            if not _can_write(chat, step.said):
+                continue
+            turn, whole = next(play(chat, (QUESTION,), (step,), TOOLS))
+            yield whole
+            if whole.verdict is not Verdict.REFUSED:
+                yield from _cut_anywhere(chat, turn)
+                others = [stop for stop in chat.stop_token_ids if stop != turn.sampled[-1]]
+                yield from (judge_other_stop(chat, turn, stop, TOOLS) for stop in others)
+        for step in (answering(THOUGHT), calling(0, reasoning=THOUGHT)):
+            if _can_write(chat, step.said) and THOUGHT in chat.decode(chat.write(step.said)):
+                turn, whole = next(play(chat, (QUESTION,), (step,), TOOLS))
+                if whole.verdict is not Verdict.REFUSED:
+                    yield _cut_reasoning(chat, turn)
 
-    return finding("P7", "a completion cut by length", shown())
+    return finding("P7", "a completion cut by length, or ended by another stop token", shown())
+
+
+def _cut_anywhere(chat: ChatFormat, turn: Turn) -> Iterator[Shown]:
+    """Cut within its last words: in the content, or in the arguments of a call."""
+    spoken = next(k for k in range(len(turn.sampled)) if turn.step.last in chat.decode(turn.sampled[:k])) - 1
+    behind = chat.decode(turn.sampled[:-1]).rpartition(turn.step.last)[2].strip()
+    yield judge_cut(chat, turn, spoken, behind.endswith, TOOLS)
+
+
+def _cut_reasoning(chat: ChatFormat, turn: Turn) -> Shown:
+    """Cut before the last words of its reasoning."""
+    text = chat.decode(turn.sampled)
+    closes = text.partition(THOUGHT)[2].strip()
+    tagged = chat.inline_reasoning("", "") is not None  # else the token that ends the turn closes the channel
+    spoken = next(k for k in range(len(turn.sampled)) if THOUGHT in chat.decode(turn.sampled[:k])) - 1
+
+    def fits(closed: str) -> bool:
+        return bool(closed) == tagged and closes.startswith(closed)
+
+    return judge_cut(chat, turn, spoken, fits, TOOLS)
 
 
 def _openings(chat: ChatFormat) -> Finding:
-    def shown() -> Iterator[tuple[Verdict, str]]:
+    def shown() -> Iterator[Shown]:
         for opening in OPENINGS:
             for tools in ((), TOOLS):
                 ours, theirs = chat.open(opening, tools), chat.render(opening, tools, opens=True)
                 dropped = [m for m in opening if m.content not in chat.decode(ours)]
                 if dropped:
-                    yield Verdict.REFUSED, f"the template drops a {type(dropped[0]).__name__}"
+                    yield Shown(Verdict.REFUSED, f"the template drops a {type(dropped[0]).__name__}")
+                elif ours != theirs:
+                    yield Shown(Verdict.REFUSED, "the first prompt is another")
                 else:
-                    yield (Verdict.EXACT, "") if ours == theirs else (Verdict.REFUSED, "the first prompt is another")
+                    yield Shown(Verdict.EXACT)
 
     notes: tuple[str, ...] = ()
     with contextlib.suppress(TemplateRefused):
-        if PROBE_CALL.name not in chat.decode(chat.open((QUESTION,), TOOLS)):
-            notes = ("the template does not show tools: describe them in the system prompt",)
+        if PROBE_TOOL["function"]["description"] not in chat.decode(chat.open((QUESTION,), TOOLS)):
+            notes = (TOOLS_NOT_SHOWN,)
     return finding("P8", "with and without system message and tools", shown(), *notes)
 
 
-def _can_call(chat: ChatFormat) -> bool:
+TOOLS_NOT_SHOWN = "the template does not show tools: describe them in the system prompt"
+
+
+def _can_write(chat: ChatFormat, said: AssistantMessage | str) -> bool:
     try:
-        return bool(chat.write(AssistantMessage("", (call(),))))
-    except ConfigurationError:
+        return bool(chat.write(said))
+    except (ConfigurationError, TemplateRefused):
+        return False
+
+
+def _takes_system(chat: ChatFormat) -> bool:
+    try:
+        return bool(chat.open(OPENINGS[True], ()))
+    except TemplateRefused:
         return False

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from toolgym.agents.calls.values import Call, make_call
+from toolgym.agents.calls.values import Call, in_reasoning, make_call
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.codec import TokenCodec
 from toolgym.agents.dialect import safe_values
@@ -41,6 +41,7 @@ class RendererChatFormat(ChatFormat):
     Args:
         tokenizer: the model's.
         family: as the library names it, e.g. ``"qwen3"``.
+        stops: tokens that end a turn, beyond those of the family.
         reference: the model's own template, which the certificate compares with; None: the library's whole rendering.
         name: of the model, for error messages.
         **options: of the family, e.g. ``enable_thinking``.
@@ -54,6 +55,7 @@ class RendererChatFormat(ChatFormat):
         tokenizer: tokenizers.Tokenizer,
         family: str,
         *,
+        stops: Sequence[int] = (),
         reference: TemplateChatFormat | None = None,
         name: str = "the model",
         **options: Any,
@@ -62,8 +64,9 @@ class RendererChatFormat(ChatFormat):
         self._codec = TokenCodec(tokenizer, name)
         self._renderer = _make(family, _Tokenizer(self._codec), options)
         self._reference = reference
-        self.call_syntax = f"renderers' {family}"
-        self.stop_token_ids = tuple(int(token) for token in self._renderer.get_stop_token_ids())
+        self.call_syntax = f"renderers' {family}" if reference is None else reference.call_syntax
+        own = (int(token) for token in self._renderer.get_stop_token_ids())
+        self.stop_token_ids = tuple(dict.fromkeys([*own, *stops]))
         self.certificate = certify(self)
 
     def parse(
@@ -72,7 +75,9 @@ class RendererChatFormat(ChatFormat):
         prompt_ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AssistantMessage:
-        """See `ChatFormat.parse`."""
+        """See `ChatFormat.parse`. By the library's parser where there is no template to find out the syntax from."""
+        if self._reference is not None:
+            return self._reference.parse(completion_ids, prompt_ids, tools)
         ids = list(completion_ids)
         try:
             parsed = self._renderer.parse_response(ids, prompt_ids=self._opening(prompt_ids), tools=list(tools) or None)
@@ -80,7 +85,16 @@ class RendererChatFormat(ChatFormat):
             reason = "The message cannot be parsed: perhaps a call is nested too deeply or has a huge number."
             return AssistantMessage("", (InvalidToolCall(self.decode(ids), reason),))
         calls = tuple(_call(call) for call in parsed.tool_calls)
+        if self._thinks_on(prompt_ids, ids):
+            # The library takes a call for the end of reasoning that was never closed, and would have it run.
+            calls = tuple(in_reasoning(call, "</think>") for call in calls)
         return AssistantMessage(parsed.content or "", calls, parsed.reasoning_content or None)
+
+    def _thinks_on(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> bool:
+        """Whether a turn opened its reasoning and never closed it."""
+        opened, said = self.decode(self._opening(prompt_ids)), self.decode(ids)
+        began = opened.rfind("<think>") > opened.rfind("</think>") or said.lstrip().startswith("<think>")
+        return began and "</think>" not in said
 
     def write(self, message: AssistantMessage | str) -> list[int]:
         """See `ChatFormat.write`."""
@@ -121,6 +135,16 @@ class RendererChatFormat(ChatFormat):
         """See `ChatFormat.control_token_ids`."""
         return frozenset(self._codec.controls.values())
 
+    def writes_inline(self, message: AssistantMessage) -> bool:
+        """See `ChatFormat.writes_inline`."""
+        return self._reference is not None and self._reference.writes_inline(message)
+
+    @property
+    def turn_end_token_ids(self) -> frozenset[int]:
+        """See `ChatFormat.turn_end_token_ids`."""
+        reference = () if self._reference is None else self._reference.turn_end_token_ids
+        return frozenset((*self.stop_token_ids, *reference))
+
     def inline_reasoning(self, reasoning: str, content: str) -> str | None:
         """See `ChatFormat.inline_reasoning`."""
         return None if self._reference is None else self._reference.inline_reasoning(reasoning, content)
@@ -137,6 +161,8 @@ class RendererChatFormat(ChatFormat):
     ) -> list[int]:
         opening, sampled = self._opening(prompt_ids), list(completion_ids)
         known = [*opening, *sampled]
+        if sampled and sampled[-1] in self.stop_token_ids and sampled[-1] not in self._ends:
+            sampled.append(self.stop_token_ids[0])  # ended by another token than the template writes
         entries = [self._entry(message) for message in new_messages]
         bridged = self._renderer.bridge_to_next_turn(opening, sampled, entries, tools=list(tools) or None)
         if bridged is None:
@@ -145,11 +171,16 @@ class RendererChatFormat(ChatFormat):
             raise TemplateRefused(f"{self.name} would drop tokens that were sampled after the end of the turn")
         return [int(token) for token in bridged.token_ids[len(known) :]]
 
+    @property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end turns in the template."""
+        return frozenset(self.stop_token_ids[:1]) if self._reference is None else self._reference.turn_end_token_ids
+
     def _rendered(self, entries: list[Entry], tools: Sequence[Mapping[str, Any]], *, opens: bool) -> list[int]:
         safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
         try:
             ids = self._renderer.render_ids(entries, tools=safe or None, add_generation_prompt=opens)
-        except Exception as error:
+        except Exception as error:  # the library promises no kind of error for what it cannot write
             raise TemplateRefused(f"{self.name} cannot write this: {type(error).__name__}: {error}") from error
         return [int(token) for token in ids]
 
@@ -228,7 +259,7 @@ def _make(family: str, tokenizer: _Tokenizer, options: Mapping[str, Any]) -> Any
         if "thinking_retention" in config_type.model_fields:
             config = config_type(**{"thinking_retention": "all", **options})
         return create_renderer(tokenizer, config)
-    except Exception as error:
+    except Exception as error:  # whatever it raises here: the tokenizer or an option is not the family's
         raise ConfigurationError(f"renderers' {family} cannot be made of this tokenizer: {error}") from error
 
 

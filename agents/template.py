@@ -2,10 +2,10 @@
 
 import datetime
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -15,10 +15,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from toolgym.agents.chat import TemplateRefused, read_json
+from toolgym.agents.traced import Parts, Slot, Trace, Traced, TracingEnvironment, traced_json
 from toolgym.envs.errors import ConfigurationError
 
-_SHORT = 16  # lengths below this are among the probes
-_ROLES = {"system", "developer", "user", "assistant", "tool", "ipython", "model", "function"}
+_E = TypeVar("_E", bound=jinja2.Environment)
+TIME = "time"  # the field of the present time in a traced rendering
 
 
 class ChatTemplate:
@@ -30,10 +31,7 @@ class ChatTemplate:
         name: for error messages.
 
     Attributes:
-        constants: texts that it may look for in somebody's text.
         reads: the variables that it reads.
-        longest_plain: the least number of characters at which it may treat a text otherwise.
-        tells_time: whether it reads the clock.
         takes_parts: whether it wants content as a list of parts, as templates of models that see images do.
 
     Raises:
@@ -42,24 +40,20 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
         self.source, self.variables, self.name = source, dict(variables), name
-        self.takes_parts, self.tells_time = False, "strftime_now" in source
-        environment = _environment()
+        self.takes_parts = False
+        environment = _prepared(ImmutableSandboxedEnvironment(**_SETTINGS))
+        tracing = _prepared(TracingEnvironment(**_SETTINGS))
+        tracing.filters["tojson"] = _traced_tojson
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
-            self.constants = frozenset(_constants(tree))
-            self.reads = frozenset(jinja2.meta.find_undeclared_variables(tree))
-            self.longest_plain = min(_lengths(tree), default=sys.maxsize)
-        except jinja2.TemplateError as error:
+            self.reads = frozenset(jinja2.meta.find_undeclared_variables(tree)) - set(_assigned(tree))
+            self._tracing = tracing.from_tree(tracing.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigurationError(f"the chat template of {name} is not valid: {error}") from error
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        opens: bool,
-        time: str | None = None,
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, opens: bool
     ) -> str:
         """The text of a conversation.
 
@@ -67,23 +61,47 @@ class ChatTemplate:
             messages: in the form of OpenAI's chat completions, arguments of calls as objects.
             tools: function schemas.
             opens: whether the assistant's next turn is opened.
-            time: what stands wherever the template writes the present time; None: the present time.
 
         Raises:
             TemplateRefused: the template cannot write this conversation.
         """
+        return str(self._rendered(self._template, messages, tools, opens=opens))
+
+    def trace(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], trace: Trace) -> Parts:
+        """The parts of a conversation whose texts are traced, the assistant's next turn opened.
+
+        Args:
+            messages: some of whose texts are `Traced`.
+            tools: function schemas.
+            trace: where it is noted what is asked of texts.
+
+        Raises:
+            TemplateRefused: the template cannot write this conversation.
+        """
+        now = {"strftime_now": lambda form: Traced((Slot(TIME),), trace)}
+        written = self._rendered(self._tracing, messages, tools, opens=True, more=now)
+        return written.parts if isinstance(written, Traced) else (written,)
+
+    def _rendered(
+        self,
+        template: jinja2.Template,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opens: bool,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         try:
-            return self._template.render(
+            return template.render(
                 messages=[_in_parts(message) for message in messages] if self.takes_parts else list(messages),
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=opens,
-                **self.variables,
-                **({} if time is None else {"strftime_now": lambda form: time}),
+                **{**self.variables, **more},
             )
         except jinja2.TemplateError as error:
             raise TemplateRefused(f"the chat template of {self.name} says: {error}") from error
-        except Exception as error:
+        except Exception as error:  # a template is a program of somebody else's
             raise TemplateRefused(f"the chat template of {self.name} fails: {type(error).__name__}: {error}") from error
 
 
@@ -137,11 +155,15 @@ class _Generation(Extension):
         return caller()
 
 
-def _environment() -> jinja2.Environment:
-    # What transformers (utils/chat_template_utils.py) gives every chat template; models are tested against that.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+# What transformers (utils/chat_template_utils.py) gives every chat template; models are tested against that.
+_SETTINGS: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "extensions": [_Generation, loopcontrols],
+}
+
+
+def _prepared(environment: _E) -> _E:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -157,24 +179,23 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _traced_tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> Any:
+    return traced_json(value, lambda plain: _tojson(plain, False, **options), as_it_is=not ensure_ascii)
+
+
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _constants(tree: nodes.Template) -> Iterator[str]:
-    """The texts that a template may look for in somebody's text: operands of comparisons, arguments of methods."""
-    asking: list[nodes.Node] = [*tree.find_all((nodes.Compare, nodes.Test))]
-    asking += [call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr)]
-    asking += [kept for kept in tree.find_all(nodes.Filter) if kept.name in ("replace", "split", "startswith")]
-    for node in asking:
-        for constant in node.find_all(nodes.Const):
-            if isinstance(constant.value, str) and constant.value and constant.value not in _ROLES:
-                yield constant.value
-
-
-def _lengths(tree: nodes.Template) -> Iterator[int]:
-    """Numbers that a template may compare the length of a text with, or cut it at."""
-    for node in tree.find_all((nodes.Compare, nodes.Slice, nodes.Filter, nodes.Call)):
-        for constant in node.find_all(nodes.Const):
-            if isinstance(constant.value, int) and abs(constant.value) >= _SHORT:
-                yield abs(constant.value)
+def _assigned(tree: nodes.Template) -> Iterator[str]:
+    """Names that a template gives values itself, and reads nowhere else."""
+    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")}
+    defaults = {
+        t.node.name for t in tree.find_all(nodes.Test) if t.name == "defined" and isinstance(t.node, nodes.Name)
+    }
+    filtered = {
+        f.node.name
+        for f in tree.find_all(nodes.Filter)
+        if f.name in ("default", "d") and isinstance(f.node, nodes.Name)
+    }
+    yield from stored - defaults - filtered

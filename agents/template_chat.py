@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
 
+from toolgym.agents.calls.registry import scaffold
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.codec import TokenCodec, unmarked
 from toolgym.agents.delta import DeltaWriter
@@ -13,9 +15,10 @@ from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values
 from toolgym.agents.probes import certify
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, ToolCall, ToolMessage, UserMessage
 
-_OPENING = 24  # how many tokens of a prompt's end can belong to the opening of a turn
+_PREFILL = 24  # how many tokens somebody may have added to the opening of a turn
+UNNAMED = "unknown"  # the tool of a call whose name could not be read
 
 
 class TemplateChatFormat(ChatFormat):
@@ -48,7 +51,7 @@ class TemplateChatFormat(ChatFormat):
         name: str = "the model",
     ) -> None:
         self.name = f"template of {name}"
-        self._codec = TokenCodec(tokenizer, name)
+        self._codec = TokenCodec(tokenizer, name, "\n".join((template, *scaffold())))
         self._template = ChatTemplate(template, variables or {}, name)
         self._dialect = Dialect(self._template, self._codec, stops, syntax)
         self._delta = DeltaWriter(self._dialect)
@@ -72,6 +75,8 @@ class TemplateChatFormat(ChatFormat):
     ) -> list[int]:
         answers = any(isinstance(message, ToolMessage) for message in new_messages)
         kind = TurnKind.CALLS if answers else TurnKind.TEXT
+        if any(isinstance(message, ToolMessage) and not message.name for message in new_messages):
+            new_messages = self._named(new_messages, self.parse(completion_ids, prompt_ids, tools).tool_calls)
         return self._closing(prompt_ids, completion_ids, kind) + self._delta.write(kind, new_messages, tools)
 
     def parse(
@@ -97,6 +102,15 @@ class TemplateChatFormat(ChatFormat):
         opened = tags.opens in unmarked(self._opening(self.open([UserMessage("Hi.")], [])))
         return f"{'' if opened else tags.opens}\n{reasoning}{tags.closing}{content}"
 
+    @property
+    def turn_end_token_ids(self) -> frozenset[int]:
+        """See `ChatFormat.turn_end_token_ids`."""
+        return frozenset(ending.history for ending in self._dialect.endings.values())
+
+    def writes_inline(self, message: AssistantMessage) -> bool:
+        """See `ChatFormat.writes_inline`."""
+        return self._dialect.writes_inline(message)
+
     def write(self, message: AssistantMessage | str) -> list[int]:
         """See `ChatFormat.write`."""
         if isinstance(message, str):
@@ -120,6 +134,19 @@ class TemplateChatFormat(ChatFormat):
         entries = [self._dialect.entry(message, raw=True) for message in messages]
         return self._codec.encode_whole(self._template.render(entries, tools, opens=opens))
 
+    def _named(self, messages: Sequence[Message], calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[Message, ...]:
+        """Answers without a name get that of the call which they answer, by its id or else by its place."""
+        names = {call.id: call.name for call in calls if call.id}
+        places = iter([*(call.name for call in calls), *[None] * len(messages)])
+        named: list[Message] = []
+        for message in messages:
+            if isinstance(message, ToolMessage):
+                placed = next(places)
+                found = message.name or names.get(message.tool_call_id) or placed
+                message = replace(message, name=found or UNNAMED)  # noqa: PLW2901
+            named.append(message)
+        return tuple(named)
+
     def _without_stop(self, completion_ids: Sequence[int]) -> tuple[bool, list[int]]:
         """Whether a turn was ended by its model, and its ids up to there."""
         ids = list(completion_ids)
@@ -128,7 +155,8 @@ class TemplateChatFormat(ChatFormat):
 
     def _opening(self, prompt_ids: Sequence[int]) -> str:
         """The opening of the turn, marked: the prompt from its last end of a turn on, whatever the history before."""
-        ids, ends = list(prompt_ids[-_OPENING:]), self._ends
+        longest = self._dialect.opening_length + _PREFILL
+        ids, ends = list(prompt_ids[max(0, len(prompt_ids) - longest) :]), self._ends
         start = next((at + 1 for at in range(len(ids) - 1, -1, -1) if ids[at] in ends), 0)
         return self._marked_opening(tuple(ids[start:]))
 

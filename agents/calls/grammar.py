@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from toolgym.agents.calls.syntax import CallSyntax, Mark
-from toolgym.agents.calls.values import Call, Tools
+from toolgym.agents.calls.values import Call, Tools, in_reasoning
 from toolgym.agents.codec import unmarked
-from toolgym.envs.messages import AssistantMessage, CallFault, InvalidToolCall, ToolCall
+from toolgym.envs.messages import AssistantMessage, ToolCall
 
 
 class Grammar(Protocol):
@@ -68,7 +68,7 @@ class TaggedGrammar:
     """
 
     def __init__(self, mark: Mark, syntax: CallSyntax | None, reasoning: Reasoning | None) -> None:
-        self._syntax, self._reasoning = syntax, reasoning
+        self._mark, self._syntax, self._reasoning = mark, syntax, reasoning
         if reasoning is not None:
             self._opens, self._closes = mark(reasoning.opens), mark(reasoning.closes)
 
@@ -87,8 +87,9 @@ class TaggedGrammar:
         """See `Grammar.parse`. Calls in finished reasoning are drafts; in reasoning that was never closed, errors."""
         thoughts, spoken, inside = self._split(text, opening)
         content, calls = self._find(spoken, tools, ended=ended)
-        if inside and thoughts and self._syntax is not None:
-            calls = [*calls, *(self._in_reasoning(call) for call in self._find(thoughts[-1], tools, ended=ended)[1])]
+        if inside and self._reasoning is not None:
+            drafts = self._find(thoughts[-1], tools, ended=ended)[1]
+            calls = [*calls, *(in_reasoning(call, self._reasoning.closes) for call in drafts)]
         reasoning = "\n".join(part for part in (unmarked(thought).strip() for thought in thoughts) if part)
         return AssistantMessage(content, tuple(calls), reasoning or None)
 
@@ -108,12 +109,6 @@ class TaggedGrammar:
             return unmarked(text).strip(), []
         return self._syntax.find(text, tools, ended=ended)
 
-    def _in_reasoning(self, call: Call) -> InvalidToolCall:
-        assert self._reasoning is not None  # else there is nothing to be inside of
-        error = f"The call stands in reasoning that has no closing {self._reasoning.closes}: close it, then call."
-        raw = call.raw if isinstance(call, InvalidToolCall) else f"{call.name}({dict(call.arguments)})"
-        return InvalidToolCall(raw, error, call.name, fault=CallFault.IN_REASONING)
-
     def _split(self, text: str, opening: str) -> tuple[list[str], str, bool]:
         """Thoughts, all that was spoken, and whether the last thought is still open."""
         if self._reasoning is None:
@@ -132,12 +127,17 @@ class TaggedGrammar:
             if found < 0:
                 (thoughts if inside else spoken).append(text[at:])
                 return thoughts, "".join(spoken), inside
-            if not inside and self._open_call("".join((*spoken, text[at:found]))):
-                search = found + len(tag)  # a tag in an argument
+            closes = "" if inside else self._open_call(text[search:found])
+            if closes:
+                # A tag in an argument. The call goes on to its closing marker, if it has one.
+                end = text.find(closes, found)
+                search = len(text) if end < 0 else end
                 continue
             (thoughts if inside else spoken).append(text[at:found])
             at = search = found + len(tag)
             inside = not inside
 
-    def _open_call(self, text: str) -> bool:
-        return self._syntax is not None and bool(self._syntax.closing(text))
+    def _open_call(self, text: str) -> str:
+        """What would close the call that the end of a text leaves open, marked; empty if there is none."""
+        closing = "" if self._syntax is None else self._syntax.closing(text)
+        return closing and self._mark(closing)

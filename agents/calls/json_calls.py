@@ -4,24 +4,54 @@ import json
 import re
 from collections.abc import Sequence
 
-from toolgym.agents.calls.syntax import BlockSyntax, CallSyntax, Mark
+from toolgym.agents.calls.syntax import BlockSyntax, CallSyntax, Mark, skip
 from toolgym.agents.calls.values import Call, Tools, Unreadable, invalid, json_end, load_json, make_call
-from toolgym.agents.codec import unmarked
+from toolgym.agents.codec import MARK_OPEN, unmarked
 from toolgym.envs.messages import CallFault, InvalidToolCall, ToolCall
+
+_ARGUMENTS = ("arguments", "parameters")  # Llama says parameters
 
 
 def call_of(value: object, raw: str) -> Call:
-    """A call of a JSON object with a name and arguments, which Llama calls parameters."""
+    """A call of a JSON object with a name and arguments; an id and a type may stand beside them."""
     if not isinstance(value, dict):
         raise Unreadable(CallFault.NO_NAME, 'The call has no "name".')
-    arguments = value.get("arguments", value.get("parameters", {}))
-    return make_call(raw, value.get("name"), arguments)
+    key = next((key for key in _ARGUMENTS if key in value), None)
+    call = make_call(raw, value.get("name"), {} if key is None else value[key])
+    others = [other for other in value if other not in ("name", key, "id", "type")]
+    if others and isinstance(call, ToolCall):
+        reason = f'The call has {others[0]!r} beside its name: all arguments stand in "{key or "arguments"}".'
+        return InvalidToolCall(raw, reason, call.name, fault=CallFault.BAD_ARGUMENTS)
+    return call
+
+
+def entries_of(raw: str) -> list[tuple[object, str]]:
+    """The values of a list in JSON, each with its text; of anything else, that one.
+
+    Raises:
+        Unreadable: it is not JSON.
+    """
+    value = load_json(raw)
+    if not isinstance(value, list):
+        return [(value, raw)]
+    found: list[tuple[object, str]] = []
+    at = skip(raw, 0) + 1
+    for entry in value:
+        at = skip(raw, at)
+        end = json_end(raw, at) or len(raw)
+        found.append((entry, raw[at:end]))
+        at = skip(raw, end) + 1
+    return found
 
 
 class HermesCalls(BlockSyntax):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
-    name, opens, closes, json = "hermes", "<tool_call>", "</tool_call>", True
+    name, opens, closes = "hermes", "<tool_call>", "</tool_call>"
+
+    def whole(self, text: str, at: int) -> int | None:
+        """See `BlockSyntax.whole`."""
+        return json_end(text, skip(text, at))
 
     def read(self, body: str, tools: Tools) -> list[Call]:
         """See `BlockSyntax.read`."""
@@ -34,80 +64,6 @@ class HermesCalls(BlockSyntax):
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
-class LlamaCalls(CallSyntax):
-    """``{"name": ..., "parameters": {...}}`` as the whole message or in it, perhaps after ``<|python_tag|>``.
-
-    Only objects with both names are calls: others may be an answer in JSON.
-    """
-
-    name = "llama-json"
-    _object = re.compile(r'\{\s*"(?:name|type|function)"\s*:')
-
-    def __init__(self, mark: Mark) -> None:
-        super().__init__(mark)
-        self._tag = mark("<|python_tag|>")
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """See `CallSyntax.markers`."""
-        return ("<|python_tag|>",)
-
-    def find(self, text: str, tools: Tools, *, ended: bool) -> tuple[str, list[Call]]:
-        """See `CallSyntax.find`."""
-        tagged = self._tag in text
-        plain = unmarked(text.replace(self._tag, ""))
-        content: list[str] = []
-        calls: list[Call] = []
-        at = 0
-        while (found := self._object.search(plain, at)) is not None:
-            start = found.start()
-            end = json_end(plain, start)
-            stop = len(plain) if end is None else end
-            raw = plain[start:stop].strip()
-            call = self._call(raw, whole=end is not None, tagged=tagged, ended=ended)
-            before = plain[at:start]
-            content.append(before.replace(";", "") if calls else before)
-            if call is None:
-                stop = max(found.end(), start + 1) if end is None else stop
-                content.append(plain[start:stop])
-            else:
-                calls.append(call)
-            at = stop
-        rest = plain[at:]
-        if tagged and not calls and "".join((*content, rest)).strip():
-            said = "".join((*content, rest)).strip()
-            return "", [InvalidToolCall(said, "The call is not a JSON object with a name and parameters.")]
-        content.append(rest.replace(";", "") if calls else rest)
-        return "".join(content).strip(), calls
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """See `CallSyntax.write`."""
-        return "; ".join(
-            json.dumps({"name": c.name, "parameters": dict(c.arguments)}, ensure_ascii=False) for c in calls
-        )
-
-    def _call(self, raw: str, *, whole: bool, tagged: bool, ended: bool) -> Call | None:
-        named = re.search(r'"(?:parameters|arguments)"\s*:', raw) is not None
-        if not whole:
-            if not named and not tagged and ended:
-                return None
-            problem = Unreadable(CallFault.BAD_JSON, "The call is not valid JSON.")
-            try:
-                load_json(raw)
-            except Unreadable as found:
-                problem = found
-            if not ended:
-                problem = Unreadable(CallFault.CUT_OFF, "The call was cut off: its JSON has no end.")
-            return invalid(raw, problem)
-        try:
-            value = load_json(raw)
-            if not isinstance(value, dict) or not (tagged or {"parameters", "arguments"} & set(value)):
-                return None
-            return call_of(value, raw)
-        except Unreadable as problem:
-            return invalid(raw, problem)
-
-
 class MistralCalls(CallSyntax):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, and newer: ``[TOOL_CALLS]name[ARGS]{...}``."""
 
@@ -118,6 +74,8 @@ class MistralCalls(CallSyntax):
         super().__init__(mark)
         self._opens = mark("[TOOL_CALLS]")
         self._id, self._args = (mark(marker) for marker in self._split)
+        ids = rf"(?:{re.escape(self._id)}[^{MARK_OPEN}]*)?"
+        self._head = re.compile(rf"[^{MARK_OPEN}\[{{]*{ids}(?:{re.escape(self._args)})?\s*")
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -126,15 +84,15 @@ class MistralCalls(CallSyntax):
 
     def find(self, text: str, tools: Tools, *, ended: bool) -> tuple[str, list[Call]]:
         """See `CallSyntax.find`."""
-        content, *blocks = text.split(self._opens)
+        content, *blocks = self._blocks(text)
         calls: list[Call] = []
         for block in blocks:
             raw = unmarked(block).strip()
             try:
-                calls += self._listed(raw) if raw.startswith(("[", "{")) else [self._named(block)]
+                calls += self._listed(raw) if block.lstrip().startswith(("[", "{")) else [self._named(block)]
             except Unreadable as problem:
                 cut = not ended and block is blocks[-1]
-                problem = Unreadable(CallFault.CUT_OFF, "The call was cut off.") if cut else problem
+                problem = Unreadable(CallFault.CUT_OFF, "The call was cut off.", problem.name) if cut else problem
                 calls.append(invalid(raw, problem))
         return unmarked(content).strip(), calls
 
@@ -143,28 +101,41 @@ class MistralCalls(CallSyntax):
         listed = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
         return f"[TOOL_CALLS]{json.dumps(listed, ensure_ascii=False)}"
 
+    def _blocks(self, text: str) -> list[str]:
+        """What stands before the first opening marker, and behind each that is none within a text in JSON."""
+        blocks: list[str] = []
+        at = 0
+        start = text.find(self._opens)
+        while start >= 0:
+            blocks.append(text[at:start])
+            at = start + len(self._opens)
+            head = self._head.match(text, at)
+            value = at if head is None else head.end()
+            start = text.find(self._opens, json_end(text, value) or value)
+        return [*blocks, text[at:]]
+
     def _listed(self, raw: str) -> list[Call]:
-        value = load_json(raw)
-        entries = value if isinstance(value, list) else [value]
+        entries = entries_of(raw)
         if not entries:
             raise Unreadable(CallFault.NO_NAME, "The list of calls is empty.")
         calls: list[Call] = []
-        for entry in entries:
-            one = json.dumps(entry, ensure_ascii=False)
+        for entry, written in entries:
             try:
-                calls.append(call_of(entry, one))
+                calls.append(call_of(entry, written))
             except Unreadable as problem:
-                calls.append(invalid(one, problem))
+                calls.append(invalid(written, problem))
         return calls
 
     def _named(self, block: str) -> Call:
-        raw = unmarked(block).strip()
         head, args, arguments = block.partition(self._args)
         if not args:
             start = block.find("{")
             head, arguments = (block, "") if start < 0 else (block[:start], block[start:])
         name = unmarked(head.split(self._id)[0]).strip()
+        if not name:
+            raise Unreadable(CallFault.NO_NAME, "The call has no name.")
         try:
-            return make_call(raw, name, load_json(unmarked(arguments).strip()))
+            return make_call(unmarked(block).strip(), name, load_json(unmarked(arguments).strip()))
         except Unreadable as problem:
-            return invalid(raw, problem, name)
+            problem.name = name
+            raise

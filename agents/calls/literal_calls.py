@@ -1,11 +1,10 @@
-"""Calls that look like code: LFM2's and Llama's lists of Python calls, and Gemma 4's."""
+"""Calls that look like code: lists of Python calls, which LFM2 writes, and Gemma 4's."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from toolgym.agents.calls.syntax import BlockSyntax, CallSyntax, Mark
-from toolgym.agents.calls.values import Call, Literals, Tools, Unreadable, invalid, make_call
+from toolgym.agents.calls.syntax import BlockSyntax, Mark
+from toolgym.agents.calls.values import Call, Literals, Tools, Unreadable, make_call
 from toolgym.agents.codec import unmarked
 from toolgym.envs.messages import CallFault, ToolCall
 
@@ -16,33 +15,59 @@ def python_calls(text: str) -> list[Call]:
     Raises:
         Unreadable: it is no such list.
     """
-    reader = Literals(text)
+    try:
+        return _only_list(Literals(text))
+    except Unreadable as problem:
+        try:
+            return _only_list(Literals(text, lenient=True))
+        except Unreadable:
+            raise problem from None
+
+
+def _only_list(reader: Literals) -> list[Call]:
+    calls, end = _list(reader)
+    if rest := reader.text[end:].strip():
+        raise Unreadable(CallFault.MALFORMED, f"The calls are followed by {rest[:20]!r}.")
+    return calls
+
+
+def _list(reader: Literals) -> tuple[list[Call], int]:
+    """The calls of a list, and where it ends."""
     if not reader.takes("["):
         raise reader.fail("'['")
     calls: list[Call] = []
     while not reader.takes("]"):
-        start = reader.at
-        name = reader.name()
-        if not name:
-            raise Unreadable(CallFault.NO_NAME, f"The call has no name before {text[reader.at : reader.at + 20]!r}.")
+        calls.append(_call(reader))
+        reader.comma("]")
+    if not calls:
+        raise Unreadable(CallFault.NO_NAME, "The list of calls is empty.")
+    return calls, reader.at
+
+
+def _call(reader: Literals) -> Call:
+    start = reader.at
+    name = reader.name()
+    if not name:
+        here = reader.text[reader.at : reader.at + 20]
+        if not here.strip():
+            raise reader.fail("a call")
+        raise Unreadable(CallFault.NO_NAME, f"The call has no name before {here!r}.")
+    arguments: dict[str, Any] = {}
+    try:
         if not reader.takes("("):
             raise reader.fail("'('")
-        arguments: dict[str, Any] = {}
         while not reader.takes(")"):
             key = reader.name()
             if not key or not reader.takes("="):
                 raise Unreadable(CallFault.BAD_ARGUMENTS, f"Arguments of {name} must be written as name=value.")
+            if key in arguments:
+                raise Unreadable(CallFault.BAD_ARGUMENTS, f"The call of {name} has the argument {key!r} twice.")
             arguments[key] = reader.value()
-            if not reader.takes(",") and not text.startswith(")", reader.at):
-                raise reader.fail("',' or ')'")
-        calls.append(make_call(text[start : reader.at].strip(), name, arguments))
-        if not reader.takes(",") and not text.startswith("]", reader.at):
-            raise reader.fail("',' or ']'")
-    if rest := text[reader.at :].strip():
-        raise Unreadable(CallFault.MALFORMED, f"The calls are followed by {rest[:20]!r}.")
-    if not calls:
-        raise Unreadable(CallFault.NO_NAME, "The list of calls is empty.")
-    return calls
+            reader.comma(")")
+    except Unreadable as problem:
+        problem.name = name
+        raise
+    return make_call(reader.text[start : reader.at].strip(), name, _unmarked(arguments))
 
 
 def write_python(calls: Sequence[ToolCall]) -> str:
@@ -55,7 +80,13 @@ class LfmCalls(BlockSyntax):
     """``<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>``."""
 
     name, opens, closes = "lfm", "<|tool_call_start|>", "<|tool_call_end|>"
-    last = "]"
+
+    def whole(self, text: str, at: int) -> int | None:
+        """See `BlockSyntax.whole`."""
+        try:
+            return _list(Literals(text, at))[1]
+        except Unreadable:
+            return None
 
     def read(self, body: str, tools: Tools) -> list[Call]:
         """See `BlockSyntax.read`."""
@@ -66,37 +97,10 @@ class LfmCalls(BlockSyntax):
         return f"{self.opens}{write_python(calls)}{self.closes}"
 
 
-class PythonCalls(CallSyntax):
-    """``[f(a=1), g()]`` as the whole message, as Llama 3.2 and 4 write it, perhaps after ``<|python_tag|>``."""
-
-    name = "python"
-    _looks = re.compile(r"\[\s*[^\W\d][\w.\-]*\s*\(")
-
-    def __init__(self, mark: Mark) -> None:
-        super().__init__(mark)
-        self._tag = mark("<|python_tag|>")
-
-    def find(self, text: str, tools: Tools, *, ended: bool) -> tuple[str, list[Call]]:
-        """See `CallSyntax.find`."""
-        plain = unmarked(text.replace(self._tag, "")).strip()
-        if not self._looks.match(plain):
-            return plain, []
-        try:
-            return "", python_calls(plain)
-        except Unreadable:
-            if not ended:
-                problem = Unreadable(CallFault.CUT_OFF, "The call was cut off.")
-            return "", [invalid(plain, problem)]
-
-    def write(self, calls: Sequence[ToolCall]) -> str:
-        """See `CallSyntax.write`."""
-        return write_python(calls)
-
-
 class GemmaCalls(BlockSyntax):
     """``<|tool_call>call:name{key:<|"|>text<|"|>,other:1}<tool_call|>``."""
 
-    name, opens, closes, last = "gemma", "<|tool_call>", "<tool_call|>", "}"
+    name, opens, closes = "gemma", "<|tool_call>", "<tool_call|>"
     _quote = '<|"|>'
 
     def __init__(self, mark: Mark) -> None:
@@ -108,20 +112,35 @@ class GemmaCalls(BlockSyntax):
         """See `CallSyntax.markers`."""
         return (self.opens, self.closes, self._quote)
 
+    def whole(self, text: str, at: int) -> int | None:
+        """See `BlockSyntax.whole`."""
+        try:
+            return self._call(text, at)[2]
+        except Unreadable:
+            return None
+
     def read(self, body: str, tools: Tools) -> list[Call]:
         """See `BlockSyntax.read`."""
-        reader = Literals(body, quotes=self._quotes, escapes=False)
+        name, arguments, end = self._call(body, 0)
+        if rest := body[end:].strip():
+            raise Unreadable(CallFault.MALFORMED, f"The call is followed by {unmarked(rest)[:20]!r}.", name)
+        return [make_call(unmarked(body).strip(), name, _unmarked(arguments))]
+
+    def _call(self, text: str, at: int) -> tuple[str, Any, int]:
+        """The name, the arguments and the end of the call that begins here."""
+        reader = Literals(text, at, quotes=self._quotes, escapes=False)
         if not reader.takes("call:"):
             raise reader.fail("'call:'")
         name = reader.name()
         if not name:
             raise Unreadable(CallFault.NO_NAME, "The call has no name.")
-        if not body.startswith("{", reader.at):
-            raise reader.fail("'{'")
-        arguments = _unmarked(reader.value())
-        if rest := body[reader.at :].strip():
-            raise Unreadable(CallFault.MALFORMED, f"The call is followed by {unmarked(rest)[:20]!r}.")
-        return [make_call(unmarked(body).strip(), name, arguments)]
+        try:
+            if not text.startswith("{", reader.at):
+                raise reader.fail("'{'")
+            return name, reader.value(), reader.at
+        except Unreadable as problem:
+            problem.name = name
+            raise
 
 
 def _unmarked(value: Any) -> Any:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from toolgym.agents.calls.values import Call, Tools, Unreadable, invalid, json_end
+from toolgym.agents.calls.values import Call, Tools, Unreadable, invalid
 from toolgym.agents.codec import unmarked
 from toolgym.envs.messages import CallFault, InvalidToolCall, ToolCall
 
@@ -56,18 +56,14 @@ class BlockSyntax(CallSyntax):
     Attributes:
         opens: the opening marker.
         closes: the closing marker.
-        last: what a whole body ends with: tells the closing marker from its literal within an argument.
-        json: whether a body is one JSON value, whose texts may hold the closing marker, too.
     """
 
     opens: ClassVar[str]
     closes: ClassVar[str]
-    last: ClassVar[str] = ""
-    json: ClassVar[bool] = False
 
     def __init__(self, mark: Mark) -> None:
         super().__init__(mark)
-        self._opens, self._closes, self._last = mark(self.opens), mark(self.closes), mark(self.last)
+        self._opens, self._closes = mark(self.opens), mark(self.closes)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -82,25 +78,33 @@ class BlockSyntax(CallSyntax):
             Unreadable: it cannot be read.
         """
 
+    @abstractmethod
+    def whole(self, text: str, at: int) -> int | None:
+        """Where a body ends that begins here and is well formed, whatever markers its texts hold; None if it is not."""
+
     def find(self, text: str, tools: Tools, *, ended: bool) -> tuple[str, list[Call]]:
         """See `CallSyntax.find`."""
-        content: list[str] = []
-        calls: list[Call] = []
+        pieces = self.pieces(text, tools)
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        return unmarked(content).strip(), [piece for piece in pieces if not isinstance(piece, str)]
+
+    def pieces(self, text: str, tools: Tools) -> list[str | Call]:
+        """Calls and the marked texts between them, in order."""
+        found: list[str | Call] = []
         at = 0
         while (start := text.find(self._opens, at)) >= 0:
-            content.append(text[at:start])
+            found.append(text[at:start])
             body_at = start + len(self._opens)
             end = self._end(text, body_at)
             if end is None:
                 # Without a closing marker, a block goes on to the next one, or to the end.
                 following = text.find(self._opens, body_at)
                 at = len(text) if following < 0 else following
-                calls.append(_unclosed(text[body_at:at], self.closes))
+                found.append(_unclosed(text[body_at:at], self.closes))
                 continue
-            calls += self._read(text[body_at:end], tools)
+            found += self._read(text[body_at:end], tools)
             at = end + len(self._closes)
-        content.append(text[at:])
-        return unmarked("".join(content)).strip(), calls
+        return [*found, text[at:]]
 
     def closing(self, text: str) -> str:
         """See `CallSyntax.closing`."""
@@ -109,18 +113,11 @@ class BlockSyntax(CallSyntax):
 
     def _end(self, text: str, at: int) -> int | None:
         """Where the closing marker of a body stands; None if it is not closed before another block opens."""
-        if self.json:
-            value = _skip(text, at)
-            end = json_end(text, value)
-            if end is not None and text.startswith(self._closes, _skip(text, end)):
-                return _skip(text, end)
+        whole = self.whole(text, at)
+        if whole is not None and text.startswith(self._closes, skip(text, whole)):
+            return skip(text, whole)
         opened = text.find(self._opens, at)
-        limit = len(text) if opened < 0 else opened
-        first = end = text.find(self._closes, at, limit)
-        while self._last and end >= 0:
-            if text.endswith(self._last, at, _back(text, end)):
-                return end
-            end = text.find(self._closes, end + 1, limit)
+        first = text.find(self._closes, at, len(text) if opened < 0 else opened)
         return None if first < 0 else first
 
     def _read(self, body: str, tools: Tools) -> list[Call]:
@@ -131,17 +128,12 @@ class BlockSyntax(CallSyntax):
             return [invalid(raw, problem)]
 
 
-def _unclosed(body: str, closes: str) -> InvalidToolCall:
-    return InvalidToolCall(unmarked(body).strip(), f"The call has no closing {closes}.", fault=CallFault.CUT_OFF)
-
-
-def _skip(text: str, at: int) -> int:
+def skip(text: str, at: int) -> int:
+    """Where the next visible character stands, or the end."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
-def _back(text: str, at: int) -> int:
-    while at > 0 and text[at - 1].isspace():
-        at -= 1
-    return at
+def _unclosed(body: str, closes: str) -> InvalidToolCall:
+    return InvalidToolCall(unmarked(body).strip(), f"The call has no closing {closes}.", fault=CallFault.CUT_OFF)

@@ -18,25 +18,32 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": No
 _VISIBLE = re.compile(r"\S")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _WORD = re.compile(r"[^\s,\]\})(\[{:]+")
+_DECODER = json.JSONDecoder()
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 
 
 class Unreadable(Exception):
     """A value or a call that cannot be read; says why, in words for the model."""
 
-    def __init__(self, fault: CallFault, reason: str) -> None:
+    def __init__(self, fault: CallFault, reason: str, name: str | None = None) -> None:
         super().__init__(reason)
-        self.fault, self.reason = fault, reason
+        self.fault, self.reason, self.name = fault, reason, name
+
+
+class _Twice(ValueError):
+    """An object has a key twice, so that one of its values would vanish."""
 
 
 def load_json(text: str) -> Any:
     """A JSON value.
 
     Raises:
-        Unreadable: it is none, or one with NaN, with a number of thousands of digits, or nested too deeply.
+        Unreadable: it is none, has a key twice or a number of thousands of digits, or is nested too deeply.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
+    except _Twice as error:
+        raise Unreadable(CallFault.BAD_JSON, f"The call has the key {error} twice.") from error
     except json.JSONDecodeError as error:
         raise Unreadable(CallFault.BAD_JSON, f"The call is not valid JSON: {error.msg} at {error.pos}.") from error
     except (RecursionError, ValueError) as error:
@@ -44,12 +51,43 @@ def load_json(text: str) -> Any:
     return value
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(repr(next(key for at, key in enumerate(keys) if key in keys[:at])))
+    return found
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(word)
+
+
 def json_end(text: str, start: int) -> int | None:
     """Where the JSON value that begins at ``start`` ends; None if there is no whole one."""
-    try:
-        return json.JSONDecoder().raw_decode(text, start)[1]
-    except (RecursionError, ValueError):
-        return None
+    end, whole = json_stop(text, start)
+    return end if whole else None
+
+
+def json_stop(text: str, start: int) -> tuple[int, bool]:
+    """Where the JSON value that begins at ``start`` stops, and whether it is whole; else it is no JSON from there on.
+
+    What is nested too deeply stops at the end of the text, since nobody can read it.
+    """
+    size = 4_096  # errors cost as much as the text is long, and there may be one for each of many calls
+    while True:
+        window = text[start : start + size]
+        last = start + size >= len(text)
+        try:
+            end = _DECODER.raw_decode(window)[1]
+            if last or end < len(window):
+                return start + end, True
+        except json.JSONDecodeError as error:
+            if last or (error.pos + 16 < len(window) and not error.msg.startswith("Unterminated")):
+                return start + error.pos, False
+        except (RecursionError, ValueError):
+            return len(text), False
+        size *= 8
 
 
 def make_call(raw: str, name: Any, arguments: Any) -> Call:
@@ -80,7 +118,14 @@ def make_call(raw: str, name: Any, arguments: Any) -> Call:
 
 def invalid(raw: str, problem: Unreadable, name: str | None = None) -> InvalidToolCall:
     """The record of a call that cannot be read."""
-    return InvalidToolCall(raw, problem.reason, name or None, fault=problem.fault)
+    return InvalidToolCall(raw, problem.reason, name or problem.name or None, fault=problem.fault)
+
+
+def in_reasoning(call: Call, closes: str) -> InvalidToolCall:
+    """The record of a call in reasoning that was never closed, by what would close it."""
+    error = f"The call stands in reasoning that has no closing {closes}: close it, then call."
+    raw = call.raw if isinstance(call, InvalidToolCall) else f"{call.name}({dict(call.arguments)})"
+    return InvalidToolCall(raw, error, call.name, fault=CallFault.IN_REASONING)
 
 
 def depth(value: Any) -> int:
@@ -117,7 +162,7 @@ def typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
         value = _WORDS[word]
     else:
         try:
-            value = json.loads(word)
+            value = json.loads(word, object_pairs_hook=_object, parse_constant=_no_json)
         except (RecursionError, ValueError):
             return raw
     return raw if isinstance(value, str) or (types and not _is_a(value, types)) else value
@@ -146,18 +191,25 @@ def _is_a(value: Any, types: set[str]) -> bool:
 class Literals:
     """Reads literals one after the other: numbers, texts, lists and mappings, as Python or a like syntax writes them.
 
-    A quote ends a text only where something may follow it, so that the apostrophe of an unescaped text does not.
-
     Args:
         text: what is read.
         at: where to begin.
         quotes: what encloses texts.
         escapes: whether a backslash in them escapes.
+        lenient: whether a quote ends a text only where something may follow it, as not every apostrophe is escaped.
     """
 
-    def __init__(self, text: str, at: int = 0, *, quotes: Sequence[str] = ("'", '"'), escapes: bool = True) -> None:
+    def __init__(
+        self,
+        text: str,
+        at: int = 0,
+        *,
+        quotes: Sequence[str] = ("'''", '"""', "'", '"'),
+        escapes: bool = True,
+        lenient: bool = False,
+    ) -> None:
         self.text, self.at = text, at
-        self._quotes, self._escapes = quotes, escapes
+        self._quotes, self._escapes, self._lenient = quotes, escapes, lenient
 
     def value(self, level: int = 0) -> Any:
         """The next value.
@@ -191,6 +243,15 @@ class Literals:
         self.at = found.end() if found else self.at
         return found.group() if found else ""
 
+    def comma(self, closing: str) -> None:
+        """Read the comma behind a part, which only what closes the whole may follow instead.
+
+        Raises:
+            Unreadable: neither follows.
+        """
+        if not self.takes(",") and not self.text.startswith(closing, self.at):
+            raise self.fail(f"',' or {closing!r}")
+
     def fail(self, expected: str) -> Unreadable:
         """That something else was expected here."""
         here = self.text[self.at : self.at + 20]
@@ -206,8 +267,7 @@ class Literals:
         items: list[Any] = []
         while not self.takes(closing):
             items.append(self.value(level + 1))
-            if not self.takes(",") and not self.text.startswith(closing, self._next()):
-                raise self.fail(f"',' or {closing!r}")
+            self.comma(closing)
         return items
 
     def _mapping(self, level: int) -> dict[str, Any]:
@@ -217,9 +277,10 @@ class Literals:
             key = self.name() if quote is None else self._quoted(quote, ends=":")
             if not self.takes(":"):
                 raise self.fail("a key and ':'")
+            if key in found:
+                raise Unreadable(CallFault.BAD_ARGUMENTS, f"The call has the key {key!r} twice.")
             found[key] = self.value(level + 1)
-            if not self.takes(",") and not self.text.startswith("}", self._next()):
-                raise self.fail("',' or '}'")
+            self.comma("}")
         return found
 
     def _next(self) -> int:
@@ -236,7 +297,7 @@ class Literals:
             while self._escapes and before > start and self.text[before - 1] == "\\":
                 before -= 1
             follows = _VISIBLE.search(self.text, at + len(quote))
-            ended = len(quote) > 1 or follows is None or follows.group() in ends
+            ended = not self._lenient or len(quote) > 1 or follows is None or follows.group() in ends
             if (at - before) % 2 == 0 and ended:
                 self.at = at + len(quote)
                 return _unescaped(self.text[start:at]) if self._escapes else self.text[start:at]
@@ -257,7 +318,8 @@ def _unescaped(text: str) -> str:
     def one(found: re.Match[str]) -> str:
         code = found.group(1)
         if len(code) > 1:
-            return chr(int(code[1:], 16))
+            point = int(code[1:], 16)
+            return chr(point) if point < 0x110000 else found.group()
         return _ESCAPES.get(code, code if code in "\\'\"/" else f"\\{code}")
 
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", one, text, flags=re.DOTALL)
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", one, text, flags=re.DOTALL)

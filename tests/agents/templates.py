@@ -17,7 +17,7 @@ TOOL_NAMES = [name for name in NAMES if "tools" in _FOLDER.joinpath(f"{name}.jin
 _CONTROL = re.compile(
     r"<\|[^|<>\s\"']*\|>|<\|[^|<>\s\"']+>|<[^|<>\s/\"']+\|>|<\|\"\|>"
     r"|</?(?:think|tool_call|tool_response|arg_key|arg_value|start_of_turn|end_of_turn)>"
-    r"|<\uff5c[^<>]*?\uff5c>|\[gMASK\]|\[/?INST\]|\[/?TOOL_(?:CALLS|RESULTS)\]|<sop>|<eos>|<end_of_utterance>"
+    r"|<\uff5c[^<>]*?\uff5c>|\[gMASK\]|\[/?INST\]|\[/?TOOL_(?:CALLS|RESULTS)\]|<sop>|<eos>|</s>|<end_of_utterance>"
 )
 # What the models' own tokenizers have, though their templates do not write it.
 _UNWRITTEN = {"lfm": ("<|tool_call_start|>", "<|tool_call_end|>"), "llama3": ("<|python_tag|>", "<|eom_id|>")}

@@ -18,8 +18,9 @@ import pytest
 from templates import NAMES, SPECIAL, TOOL_NAMES, template, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from toolgym.agents.certificate import Verdict
+from toolgym.agents.certificate import Concern, Verdict
 from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.template_chat import TemplateChatFormat
 from toolgym.envs import (
     AssistantMessage,
     ConfigurationError,
@@ -111,45 +112,65 @@ def whole(name: str, messages: Sequence[Message], *, opens: bool = True) -> Iter
             continue
 
 
-def derive(name: str, opening: list[Message], turns: list[Turn]) -> Verdict:
-    """What holds of a conversation, by another way than the certificate's."""
-    chat = ours(name)
-    prompt = chat.open(opening, TOOLS)
-    closed = next(whole(name, opening, opens=False))
-    shared = next((k for k, (a, b) in enumerate(zip(prompt, closed, strict=False)) if a != b), len(closed))
-    opens = len(prompt) - shared
-    pieces = [prompt[:shared]]
-    messages, ids, verdict = list(opening), list(prompt), Verdict.EXACT
+def derive(chat: ChatFormat, name: str, opening: list[Message], turns: list[Turn]) -> Verdict:
+    """What holds of a conversation, by another way than the certificate's: by text, and by whole renderings."""
+    ids, messages, verdict = chat.open(opening, TOOLS), list(opening), Verdict.EXACT
     for said, follows in turns:
         sampled = chat.write(said)
         delta = chat.extend(ids, sampled, follows, TOOLS)
         ids += sampled + delta
         messages += [said, *follows]
+        if not delta or any(plain(m) not in chat.decode(delta) for m in follows):
+            return Verdict.REFUSED
         renderings = list(whole(name, messages))
         if ids in renderings:
-            pieces.append(delta[:-opens])
             continue
         verdict = Verdict.KEEPS
-        if not any(stands_in([*pieces, delta], rendering, chat) for rendering in renderings):
+        if not any(
+            same_but_for_turns(chat, ids, delta, rendering, messages, last_words(said)) for rendering in renderings
+        ):
             return Verdict.REFUSED
-        pieces.append(delta[:-opens])
     return verdict
 
 
-def stands_in(pieces: list[list[int]], rendering: list[int], chat: ChatFormat) -> bool:
-    """Whether pieces stand in a rendering in order: the first at its start, the last at its end, each after a turn."""
-    first, *middle, last = pieces
-    end = len(rendering) - len(last)
-    if rendering[: len(first)] != first or rendering[end:] != last or rendering[end - 1] not in chat.control_token_ids:
+def plain(message: Message) -> str:
+    text = message.content.strip()
+    return text if text.isascii() and '"' not in text and "\\" not in text and "\n" not in text else ""
+
+
+def last_words(said: AssistantMessage) -> str:
+    calls = [call for call in said.tool_calls if isinstance(call, ToolCall)]
+    return str(calls[-1].arguments["city"]) if calls else said.content
+
+
+def same_but_for_turns(
+    chat: ChatFormat, ids: list[int], delta: list[int], rendering: list[int], messages: list[Message], last: str
+) -> bool:
+    """Whether two renderings differ in nothing but the model's turns, up to the last words of the last one.
+
+    The last tokens of the rendering are the delta; behind the last words of the turn stands the same text, but for the
+    one token that ends the turn; and all that others said stands there in order.
+    """
+    if rendering[-len(delta) :] != delta:
         return False
-    at = len(first)
-    for piece in middle:
-        starts = (k for k in range(at, end) if rendering[k : k + len(piece)] == piece)
-        found = next((k for k in starts if rendering[k - 1] in chat.control_token_ids), None)
-        if found is None:
-            return False
-        at = found + len(piece)
+    ours, theirs = (chat.decode(tokens) for tokens in (ids, rendering))
+    behind = [with_end_marked(chat, text.rpartition(last)[2]) for text in (ours, theirs)]
+    if last not in theirs or behind[0] != behind[1]:
+        return False
+    at = 0
+    for message in messages:
+        if not isinstance(message, AssistantMessage):
+            at = theirs.find(plain(message), at)
+            if at < 0:
+                return False
     return True
+
+
+def with_end_marked(chat: ChatFormat, text: str) -> str:
+    """A text with a mark instead of the first token in it that ends a turn."""
+    ends = [chat.decode([token]) for token in {*chat.stop_token_ids, *chat.turn_end_token_ids}]
+    at, end = min((text.find(end), end) for end in ends if end in text)
+    return f"{text[:at]}(end){text[at + len(end) :]}"
 
 
 QUESTION, MORE = UserMessage("How is it in Rome and Oslo?"), UserMessage("Thank you. And tomorrow?")
@@ -169,7 +190,7 @@ def conversation(chat: ChatFormat, probe: str) -> tuple[list[Message], list[Turn
             chat.write(both)
         except ConfigurationError:  # one call a turn
             return [QUESTION], [one, one]
-        return [QUESTION], [(both, [result("Sunny.", 1), result("Snow.", 2)])]
+        return [QUESTION], [(both, [result("Sunny.", 1), result("Snow.", 2)])] * 2
     if probe == "P3":
         thought = AssistantMessage(ANSWER.content, reasoning="Both are known. I say so.")
         try:
@@ -179,7 +200,10 @@ def conversation(chat: ChatFormat, probe: str) -> tuple[list[Message], list[Turn
         acting = AssistantMessage("", (weather("Rome"),), thought.reasoning)
         return [QUESTION], [(acting, [result("Sunny.")]), (thought, [MORE]), (thought, [MORE])]
     if probe == "P5":
-        rounds = [(AssistantMessage("", (weather(c, k),)), [result(f"{c} is fine.", k)]) for k, c in enumerate("ABC")]
+        rounds = [
+            (AssistantMessage("", (weather(city, k),)), [result(f"Fine for day {k}.", k)])
+            for k, city in enumerate(("Bern", "Oslo", "Lima"))
+        ]
         return [SystemMessage("Say it in one line."), QUESTION], [*rounds, (ANSWER, [MORE]), one]
     return [QUESTION], [one]
 
@@ -190,7 +214,68 @@ def test_each_result_is_found_again_in_another_way(name: str, probe: str) -> Non
     chat = ours(name)
     assert chat.certificate is not None
     opening, turns = conversation(chat, probe)
-    assert derive(name, opening, turns) is chat.certificate[probe].verdict
+    assert derive(chat, name, opening, turns) is chat.certificate[probe].verdict
+
+
+def broken(how: str) -> type[TemplateChatFormat]:
+    """A format with a fault."""
+
+    class Broken(TemplateChatFormat):
+        def _extend(
+            self, prompt_ids: Any, completion_ids: Any, new_messages: Sequence[Message], tools: Any
+        ) -> list[int]:
+            end = super()._extend(prompt_ids, completion_ids[:-1], new_messages, tools)[0]
+            cut = completion_ids[-1] not in self.stop_token_ids
+            if how == "a message dropped":
+                new_messages = new_messages[:-1]
+            if how == "messages swapped":
+                new_messages = new_messages[::-1]
+            delta = super()._extend(prompt_ids, completion_ids, new_messages, tools)
+            middle = len(delta) // 2
+            return {
+                "nothing added": [],
+                "the first token dropped": delta[1:],
+                "the last token dropped": delta[:-1],
+                "a token dropped": delta[:middle] + delta[middle + 1 :],
+                "a token doubled": delta[:middle] + delta[middle - 1 :],
+                "the end of the turn doubled": [end, *delta],
+                "the end of a cut turn doubled": [end, *delta] if cut else delta,
+                "a cut turn left open": delta[1:] if cut else delta,
+            }.get(how, delta)
+
+    return Broken
+
+
+FAULTS = {
+    "nothing added": "P1",
+    "the first token dropped": "P1",
+    "the last token dropped": "P1",
+    "a token dropped": "P1",
+    "a token doubled": "P1",
+    "the end of the turn doubled": "P1",
+    "a message dropped": "P2",
+    "messages swapped": "P2",
+    "the end of a cut turn doubled": "P7",
+    "a cut turn left open": "P7",
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("name", [*TOOL_NAMES[::4], "gptoss", "llama3_1", "gemma4_v5", "muse_glimmer", "glm4moe"])
+def test_a_faulty_format_is_found_out_in_both_ways(name: str, how: str) -> None:
+    probe = FAULTS[how]
+    if probe == "P2" and name.startswith("gptoss"):
+        return  # has one answer a turn: nothing to drop or swap
+    faulty = broken(how)(tokenizer_of(name), template(name), variables=SPECIAL)
+    assert faulty.certificate is not None
+    assert probe in faulty.certificate.refused, faulty.certificate[probe]
+    if probe != "P7":
+        certificate, faulty.certificate = faulty.certificate, None  # it would refuse to be tried
+        opening, turns = conversation(faulty, probe)
+        try:
+            assert derive(faulty, name, opening, turns) is Verdict.REFUSED
+        finally:
+            faulty.certificate = certificate
 
 
 def test_all_46_tool_templates_are_certified() -> None:
@@ -199,7 +284,11 @@ def test_all_46_tool_templates_are_certified() -> None:
     for name, certificate in results.items():
         assert certificate is not None
         assert [finding.probe for finding in certificate.findings] == PROBES
-        assert not certificate.refused, name
+        assert not {"P1", "P2", "P3", "P4", "P5", "P7", "P8"} & set(certificate.refused), name
+        # Gemma 4 writes text that stood beside a call behind the result: not to be kept, and so refused.
+        assert certificate["P6"].concerns == ((Concern.BESIDE,) if "gemma" in name and name != "gemma4_v2" else ()), (
+            name
+        )
         assert certificate["P8"].verdict is Verdict.EXACT, name
         assert certificate.call_syntax != "none", name
 
@@ -222,7 +311,10 @@ ODD = ["  at the edges  ", "\n\n", "é漢字 \U0001f600", '{"a": [1]}', "a\r\nb\
 @pytest.mark.parametrize("text", ODD)
 @pytest.mark.parametrize("name", TOOL_NAMES)
 def test_odd_results_are_written_as_transformers_does(name: str, text: str) -> None:
-    assert derive(name, [QUESTION], [(AssistantMessage("", (weather("Rome"),)), [result(text)])]) is not Verdict.REFUSED
+    assert (
+        derive(ours(name), name, [QUESTION], [(AssistantMessage("", (weather("Rome"),)), [result(text)])])
+        is not Verdict.REFUSED
+    )
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)

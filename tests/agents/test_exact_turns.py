@@ -55,7 +55,7 @@ class Check:
         for turn in range(TURNS):
             seed = 1_000 * number + turn
             request = SampleRequest(
-                tuple(prompt), 12 + 6 * (number % 3), seed=seed, stop_token_ids=self.chat.stop_token_ids
+                tuple(prompt), 6 + 5 * (number % 3), seed=seed, stop_token_ids=self.chat.stop_token_ids
             )
             (completion,) = await self.policy.sample(request)
             answer = ToolMessage(RESULTS[(number + turn) % len(RESULTS)], f"call_{turn}", "balance")

@@ -1,0 +1,1 @@
+"""What models of each family write when they call tools well, oddly and badly, and what that should be read as."""
