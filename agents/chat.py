@@ -13,6 +13,7 @@ from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessa
 
 if TYPE_CHECKING:
     from toolgym.agents.certificate import Certificate
+    from toolgym.agents.chat_threads import ChatThreads
 
 # Text in which no template can see more than text.
 _PLAIN = re.compile(r"[A-Za-z0-9.,;:!?()'-]([A-Za-z0-9 .,;:!?()'-]*[A-Za-z0-9.,;:!?()'-])?")
@@ -48,7 +49,7 @@ class ChatFormat(ABC):
         family: str | None = None,
         syntax: str | None = None,
         stop_token_ids: Sequence[int] = (),
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> "ChatFormat":
         """The chat format of a tokenizer, with its certificate.
 
@@ -61,7 +62,7 @@ class ChatFormat(ABC):
             family: of the renderers library, e.g. ``"qwen3"``.
             syntax: of tool calls, e.g. ``"hermes"``; None finds it out.
             stop_token_ids: tokens that end a turn, beyond those which the tokenizer and the template show.
-            **options: of the template or family, e.g. ``enable_thinking``.
+            options: of the template or family, e.g. ``{"enable_thinking": False}``.
 
         Raises:
             ConfigurationError: a slow tokenizer, no template and no family, or something that does not fit.
@@ -69,7 +70,7 @@ class ChatFormat(ABC):
         from toolgym.agents.choice import format_of_tokenizer  # noqa: PLC0415 - the formats build on this module
 
         return format_of_tokenizer(
-            tokenizer, template=template, family=family, syntax=syntax, stops=stop_token_ids, options=options
+            tokenizer, template=template, family=family, syntax=syntax, stops=stop_token_ids, options=options or {}
         )
 
     @property
@@ -101,11 +102,15 @@ class ChatFormat(ABC):
             TemplateRefused: the template cannot write it, or not as the certificate demands.
         """
         ids = self._open(messages, tools)
-        if "P8" in self._refused:
+        later = any(isinstance(message, AssistantMessage | ToolMessage) for message in messages)
+        if "P1" in self._refused and any(isinstance(message, ToolMessage) for message in messages):
+            raise TemplateRefused(f"{self.name} cannot tell of results (P1: {self._refused['P1']})")
+        if "P8" in self._refused or later:
             shown = self.decode(ids)
-            whole = ids == self.render(messages, tools, opens=True)
-            if not whole or any(message.content.strip() not in shown for message in messages):
-                raise TemplateRefused(f"{self.name} is not exact on this opening (P8: {self._refused['P8']})")
+            if dropped := [m for m in messages if _PLAIN.fullmatch(m.content) and m.content not in shown]:
+                raise TemplateRefused(f"{self.name} drops the text of a {type(dropped[0]).__name__}")
+        if "P8" in self._refused and ids != self.render(messages, tools, opens=True):
+            raise TemplateRefused(f"{self.name} is not exact on this opening (P8: {self._refused['P8']})")
         return ids
 
     def extend(
@@ -130,6 +135,13 @@ class ChatFormat(ABC):
         """
         self._check_extension(prompt_ids, completion_ids, new_messages)
         return self._extend(prompt_ids, completion_ids, new_messages, tools)
+
+    @functools.cached_property
+    def threads(self) -> "ChatThreads":
+        """A few threads for this format's work; all collections with it share them. They end with it."""
+        from toolgym.agents.chat_threads import ChatThreads  # noqa: PLC0415 - it builds on this module
+
+        return ChatThreads()
 
     @property
     def _refused(self) -> Mapping[str, str]:
@@ -253,7 +265,11 @@ class ChatFormat(ABC):
 
 
 def load_chat_format(
-    model: str | Path, *, family: str | None = None, syntax: str | None = None, **options: Any
+    model: str | Path,
+    *,
+    family: str | None = None,
+    syntax: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> ChatFormat:
     """The chat format of a model folder: see `ChatFormat.for_tokenizer`.
 
@@ -261,14 +277,14 @@ def load_chat_format(
         model: a folder with ``config.json`` and ``tokenizer.json``.
         family: of the renderers library; None decides by the model.
         syntax: of tool calls; None finds it out.
-        **options: of the template or family, e.g. ``enable_thinking``.
+        options: of the template or family, e.g. ``{"enable_thinking": False}``.
 
     Raises:
         ConfigurationError: no such folder, files missing or broken, or no chat template and no family known to fit.
     """
     from toolgym.agents.choice import format_of_folder  # noqa: PLC0415 - the formats build on this module
 
-    return format_of_folder(check_model_folder(model), family=family, syntax=syntax, options=options)
+    return format_of_folder(check_model_folder(model), family=family, syntax=syntax, options=options or {})
 
 
 def check_model_folder(model: str | Path) -> Path:
@@ -277,6 +293,8 @@ def check_model_folder(model: str | Path) -> Path:
     Raises:
         ConfigurationError: it is not there, or not a model.
     """
+    if not isinstance(model, str | Path):
+        raise ConfigurationError(f"expected a model folder as a path, actual {type(model).__name__}")
     folder = Path(model)
     if not folder.is_dir():
         raise ConfigurationError(f"no model folder at {folder}: give a folder, or 'tiny' for the embedded model")
@@ -294,7 +312,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"expected a JSON object in {path}, actual {type(content).__name__}")

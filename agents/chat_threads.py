@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from toolgym.agents.chat import ChatFormat
-
 _T = TypeVar("_T")
 _MOST = 4  # tokenising releases the interpreter's lock, the rest does not: more threads would only wait for it
 
@@ -17,12 +15,10 @@ class ChatThreads:
     """A few threads for the work of a chat format, which has a tokenizer for each of them. They start when needed.
 
     Args:
-        chat: the chat format.
         threads: how many; None: one a core, at most four.
     """
 
-    def __init__(self, chat: ChatFormat, threads: int | None = None) -> None:
-        self.chat = chat
+    def __init__(self, threads: int | None = None) -> None:
         count = threads or min(_MOST, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="toolgym chat")
         self._finalizer = weakref.finalize(self, self._pool.shutdown, wait=False)

@@ -73,7 +73,7 @@ def format_of_tokenizer(
         special = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
         name, own = str(tokenizer.name_or_path or "the tokenizer"), tokenizer.chat_template
         if tokenizer.eos_token_id is not None:
-            stops = [*stops, int(tokenizer.eos_token_id)]
+            stops = [*(stops if isinstance(stops, Sequence) else [stops]), int(tokenizer.eos_token_id)]
     if template is None and own is not None:
         template = choose_template(own, name)
     if template is None and family is None:
@@ -103,6 +103,11 @@ def _choose(
     variables: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> ChatFormat:
+    for what, given in (("family", family), ("syntax", syntax)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigurationError(f"expected the {what} as text, actual {given!r:.60}")
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"expected options by name, actual {options!r:.60}")
     if family is not None and syntax is not None:
         raise ConfigurationError(f"family {family!r} has its own syntax of calls: give a family or a syntax")
     _check_stops(tokenizer, stops, name)
@@ -132,6 +137,8 @@ def _choose(
 
 
 def _check_stops(tokenizer: tokenizers.Tokenizer, stops: Sequence[Any], name: str) -> None:
+    if isinstance(stops, str) or not isinstance(stops, Sequence):
+        raise ConfigurationError(f"expected stop_token_ids as a list of ids, actual {stops!r:.60}")
     for stop in stops:
         known = isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0
         if not known or tokenizer.id_to_token(stop) is None:

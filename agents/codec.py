@@ -68,6 +68,7 @@ class TokenCodec:
         self._starts = re.compile(f"(?={_any_of(self.controls)})")
         self._heads = {text[:k] for text in self.controls for k in range(1, len(text))}
         self._tails = {text[k:] for text in self.controls for k in range(1, len(text))}
+        self._all = "\n".join(self.controls)
         self._longest = max(map(len, self.controls), default=0)
         for text, index in self.controls.items():
             if index in self.encode_text(text):
@@ -96,8 +97,12 @@ class TokenCodec:
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of what a template has written, in which control tokens are recognised, but for `neutralized` ones."""
+        return self.encode_pieces(self.split(rendered))
+
+    def encode_pieces(self, pieces: Iterable[int | str]) -> list[int]:
+        """Ids of what `split` gives, from the beginning of a sequence on."""
         ids: list[int] = []
-        for piece in self.split(rendered):
+        for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
@@ -123,18 +128,19 @@ class TokenCodec:
         return [piece for piece in pieces if piece != ""]
 
     def neutralized(self, text: str) -> str:
-        """Text that a template may be given: no control token in it is recognised, nor one that its edges complete.
+        """Text that a template may be given: no control token in it is recognised, nor one that it is a part of.
 
         Templates see it as it is, but for a noncharacter inside of each literal, which `split` removes.
         """
         text = fit(text)
         edges = self._longest - 1
+        inner = 0 < len(text) < self._longest and text in self._all
         head = any(text[:k] in self._tails for k in range(1, min(edges, len(text)) + 1))
         tail = any(text[-k:] in self._heads for k in range(1, min(edges, len(text)) + 1))
         if self._starts.search(text):
             cuts = [found.start() + 1 for found in self._starts.finditer(text)]
             text = BREAK.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
-        return f"{BREAK if head else ''}{text}{BREAK if tail else ''}"
+        return f"{BREAK if head else ''}{text}{BREAK if tail or inner else ''}"
 
     def has_control(self, text: str) -> bool:
         """Whether a text contains the literal of a control token."""

@@ -227,6 +227,8 @@ def _texts(messages: Sequence[Message]) -> dict[Field, str]:
     for number, message in enumerate(messages):
         if not isinstance(message, SystemMessage | UserMessage | ToolMessage):
             raise TemplateRefused(f"a {type(message).__name__} among new messages: only the model speaks for itself")
+        if not isinstance(message.content, str):
+            raise TemplateRefused(f"expected the content of a message as text, actual {message.content!r:.60}")
         found[number, "content"] = message.content
         if isinstance(message, ToolMessage):
             if message.tool_call_id:

@@ -11,7 +11,7 @@ from toolgym.agents.calls.channels import AtemGrammar, HarmonyGrammar
 from toolgym.agents.calls.grammar import Grammar, Reasoning, TaggedGrammar
 from toolgym.agents.calls.registry import REASONING_TAGS, SYNTAXES
 from toolgym.agents.chat import TemplateRefused
-from toolgym.agents.codec import SLOT_CLOSE, SLOT_OPEN, TokenCodec
+from toolgym.agents.codec import SLOT_CLOSE, SLOT_OPEN, TokenCodec, fit
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import (
@@ -113,6 +113,9 @@ class Dialect:
         self.forms = self._find_forms()
         self.reasoning = self._find_reasoning()
         self.grammar = self._find_grammar(syntax)
+        if syntax is not None and not self._reads_back(self.grammar):
+            # The template writes other calls than the model is said to make: those are part of the content.
+            self.forms = replace(self.forms, calls_in_content=True)
         self._markers = {codec.controls[text] for text in self.grammar.markers if text in codec.controls}
         text = self._ending_of_text()
         self.endings: Mapping[TurnKind, Ending] = {
@@ -148,13 +151,14 @@ class Dialect:
     def assistant(self, message: AssistantMessage, safe: Callable[[str], str]) -> Entry:
         """A message of the model as the template wants it, its texts passed through a function.
 
+        A call that could not be parsed has no form of its own: it is told of by its raw text.
+
         Raises:
-            ConfigurationError: it holds what has no canonical form.
+            ConfigurationError: the template writes no calls, or one of a message only.
         """
-        if any(isinstance(call, InvalidToolCall) for call in message.tool_calls):
-            raise ConfigurationError("a call that could not be parsed has no canonical form: write its raw text")
         calls = [call for call in message.tool_calls if isinstance(call, ToolCall)]
-        entry: Entry = {"role": "assistant", "content": safe(message.content)}
+        broken = [call.raw for call in message.tool_calls if isinstance(call, InvalidToolCall)]
+        entry: Entry = {"role": "assistant", "content": safe("\n".join(filter(None, [message.content, *broken])))}
         if self.writes_inline(message):
             written = self.grammar.write(calls)
             if written is None:
@@ -331,7 +335,7 @@ class Dialect:
 
 
 def _as_is(text: str) -> str:
-    return text
+    return fit(text)
 
 
 def safe_values(value: Any, safe: Callable[[str], str]) -> Any:

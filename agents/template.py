@@ -39,6 +39,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
+        if not isinstance(source, str):
+            raise ConfigurationError(f"expected the chat template of {name} as text, actual {type(source).__name__}")
         self.source, self.variables, self.name = source, dict(variables), name
         self.takes_parts = False
         environment = _prepared(ImmutableSandboxedEnvironment(**_SETTINGS))
@@ -114,7 +116,7 @@ def read_template(folder: Path) -> str | None:
         ConfigurationError: a file cannot be read, or there are several templates and none of them is the default.
     """
     jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
+    if jinja.exists():
         try:
             return jinja.read_text()
         except (OSError, ValueError) as error:
@@ -133,11 +135,16 @@ def choose_template(found: Any, where: str) -> str:
     """
     if isinstance(found, str):
         return found
-    named = found if isinstance(found, Mapping) else {entry["name"]: entry["template"] for entry in found}
+    named: dict[str, Any] = {}
+    if isinstance(found, Mapping):
+        named = dict(found)
+    elif isinstance(found, list) and all(isinstance(entry, Mapping) for entry in found):
+        named = {str(entry.get("name")): entry.get("template") for entry in found}
     for name in ("tool_use", "default"):
-        if name in named:
+        if isinstance(named.get(name), str):
             return str(named[name])
-    raise ConfigurationError(f"{where} has chat templates named {', '.join(named)}, none of them 'default'")
+    names = ", ".join(map(str, named)) or repr(found)[:60]
+    raise ConfigurationError(f"expected one chat template in {where}, or one named 'default', actual {names}")
 
 
 class _Generation(Extension):

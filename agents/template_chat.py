@@ -1,6 +1,7 @@
 """`TemplateChatFormat`: any chat template, extended exactly, without a line of code about its family."""
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import tokenizers
 
 from toolgym.agents.calls.registry import scaffold
 from toolgym.agents.chat import ChatFormat, TemplateRefused
-from toolgym.agents.codec import TokenCodec, unmarked
+from toolgym.agents.codec import TokenCodec, fit, unmarked
 from toolgym.agents.delta import DeltaWriter
 from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values
 from toolgym.agents.probes import certify
@@ -64,7 +65,15 @@ class TemplateChatFormat(ChatFormat):
     def _open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         entries = [self._dialect.entry(message) for message in messages]
         safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
-        return self._codec.encode(self._template.render(entries, safe, opens=True))
+        pieces = self._codec.split(self._template.render(entries, safe, opens=True))
+        # What a template does to a text must not make control tokens of it.
+        usual = [{**entry, "content": entry["content"] and "x"} for entry in entries]
+        allowed = Counter(self._codec.split(self._template.render(usual, safe, opens=True)))
+        for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
+            if count > allowed[token]:
+                shown = self._codec.decode([token])
+                raise TemplateRefused(f"the chat template of {self._template.name} would make {shown!r} of a text")
+        return self._codec.encode_pieces(pieces)
 
     def _extend(
         self,
@@ -114,7 +123,7 @@ class TemplateChatFormat(ChatFormat):
     def write(self, message: AssistantMessage | str) -> list[int]:
         """See `ChatFormat.write`."""
         if isinstance(message, str):
-            return [*self._codec.encode(message), self._dialect.endings[TurnKind.TEXT].stop]
+            return [*self._codec.encode(fit(message)), self._dialect.endings[TurnKind.TEXT].stop]
         self._check_writable(message)
         entry = self._dialect.entry(message)
         kind = TurnKind.CALLS if message.tool_calls else TurnKind.TEXT
@@ -170,6 +179,8 @@ class TemplateChatFormat(ChatFormat):
         return [*self._codec.encode(open_parts), ending.history]
 
     def _check_writable(self, message: AssistantMessage) -> None:
+        if any(isinstance(call, InvalidToolCall) for call in message.tool_calls):
+            raise ConfigurationError("a call that could not be parsed has no canonical form: write its raw text")
         if "</think>" in message.content:
             raise ConfigurationError("content contains </think>: put reasoning into the message's own field")
         if message.reasoning is not None:

@@ -83,8 +83,12 @@ def run(
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
     check_free(out)
-    chat_options = parse_options(chat_option or [], "--chat-option")
-    chat = load_chat_format(folder, family=family, syntax=call_syntax, **chat_options)
+    chat_settings: dict[str, Any] = {
+        "family": family,
+        "syntax": call_syntax,
+        "options": parse_options(chat_option or [], "--chat-option"),
+    }
+    chat = load_chat_format(folder, **chat_settings)
     sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
@@ -107,7 +111,7 @@ def run(
         settings = {
             "model": model,
             "env_options": options,
-            "chat": {"family": family, "syntax": call_syntax, **chat_options},
+            "chat": chat_settings,
             "tasks": [len(some) for some in chosen],
             "group_size": group,
             "seed": seed,
@@ -221,7 +225,9 @@ def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:
     """The chat format that a run was made with, if its model is still there."""
     model = str(folder.info.get("model", ""))
     try:
-        return load_chat_format(TINY_MODEL if model == "tiny" else Path(model), **folder.info.get("chat", {}))
+        found = folder.info.get("chat", {})
+        chosen = {name: found.get(name) for name in ("family", "syntax", "options")}
+        return load_chat_format(TINY_MODEL if model == "tiny" else Path(model), **chosen)
     except (ConfigurationError, TemplateRefused) as error:
         console.print(f"tokens are not shown: {error}", style="yellow")
         return None

@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.chat_threads import ChatThreads
 from toolgym.agents.policy import Policy, Sampling
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.tasks import Task
@@ -90,7 +89,6 @@ class Collector:
     seed: int = 0
     env_id: str | None = None
     on_break: OnBreak = "stop"
-    _threads: ChatThreads = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.envs, ToolVectorEnv):
@@ -103,7 +101,6 @@ class Collector:
         if self.on_break not in get_args(OnBreak):
             raise ConfigurationError(f"expected on_break as 'stop' or 'split', actual {self.on_break!r}")
         _check_count("seed", self.seed, least=0)
-        object.__setattr__(self, "_threads", ChatThreads(self.chat))
         check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
@@ -230,7 +227,7 @@ class Collector:
             if plan.member < group_size - 1:
                 openings[plan.task_index] = opening
             env = await self._slots.fresh(slot)
-            return EpisodeRun(env, self._threads, self.limits, plan, opening.sample)
+            return EpisodeRun(env, self.chat, self.limits, plan, opening.sample)
 
         def count(trajectory: Trajectory) -> None:
             nonlocal ended

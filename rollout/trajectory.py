@@ -183,7 +183,7 @@ class Trajectory:
 
     @property
     def input_ids(self) -> Ints:
-        """(T,) int32, read-only view."""
+        """(T,) int32, read-only view. One sequence, unless the trajectory was split: then see `samples`."""
         return self._tokens.view("ids")
 
     @property
@@ -218,7 +218,7 @@ class Trajectory:
         return len(self._tokens)
 
     def append(self, kind: SegmentKind, ids: Sequence[int] | Ints | Completion) -> None:
-        """Add a segment: ids for a prompt or an observation, a `Completion` for an action.
+        """Add a segment: ids for the prompt or an observation, a `Completion` for an action.
 
         An observation of no tokens is recorded as such; a prompt or an action without tokens is refused.
 
@@ -227,6 +227,19 @@ class Trajectory:
                 nothing is changed.
         """
         self._check_order(kind)
+        self._add(kind, ids)
+
+    def begin_sample(self, prompt_ids: Sequence[int] | Ints) -> None:
+        """Go on from another prompt, which is no continuation of what was recorded: another training sample.
+
+        Raises:
+            AlignmentError: what was recorded does not end with an action, or ids that are no token ids.
+        """
+        if not self.segments or self.segments[-1].kind is not SegmentKind.ACTION:
+            raise AlignmentError("another sample begins after an action")
+        self._add(SegmentKind.PROMPT, prompt_ids)
+
+    def _add(self, kind: SegmentKind, ids: Sequence[int] | Ints | Completion) -> None:
         start = len(self._tokens)
         if kind is SegmentKind.ACTION:
             if not isinstance(ids, Completion):
@@ -252,7 +265,7 @@ class Trajectory:
         expected = {
             None: (SegmentKind.PROMPT,),
             SegmentKind.PROMPT: (SegmentKind.ACTION,),
-            SegmentKind.ACTION: (SegmentKind.OBSERVATION, SegmentKind.PROMPT),
+            SegmentKind.ACTION: (SegmentKind.OBSERVATION,),
             SegmentKind.OBSERVATION: (SegmentKind.ACTION,),
         }[last]
         if kind not in expected:

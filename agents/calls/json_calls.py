@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toolgym.agents.calls.syntax import BlockSyntax, CallSyntax, Mark, skip
 from toolgym.agents.calls.values import Call, Tools, Unreadable, invalid, json_end, load_json, make_call
@@ -121,7 +122,8 @@ class MistralCalls(CallSyntax):
         calls: list[Call] = []
         for entry, written in entries:
             try:
-                calls.append(call_of(entry, written))
+                call_id = entry.get("id") if isinstance(entry, dict) else None
+                calls.append(_with_id(call_of(entry, written), call_id))
             except Unreadable as problem:
                 calls.append(invalid(written, problem))
         return calls
@@ -131,11 +133,17 @@ class MistralCalls(CallSyntax):
         if not args:
             start = block.find("{")
             head, arguments = (block, "") if start < 0 else (block[:start], block[start:])
-        name = unmarked(head.split(self._id)[0]).strip()
+        name, _, call_id = (unmarked(part).strip() for part in head.partition(self._id))
         if not name:
             raise Unreadable(CallFault.NO_NAME, "The call has no name.")
         try:
-            return make_call(unmarked(block).strip(), name, load_json(unmarked(arguments).strip()))
+            call = make_call(unmarked(block).strip(), name, load_json(unmarked(arguments).strip()))
+            return _with_id(call, call_id)
         except Unreadable as problem:
             problem.name = name
             raise
+
+
+def _with_id(call: Call, call_id: object) -> Call:
+    """A call with the id that the model gave it: its template names the call by that beside the answer."""
+    return replace(call, id=call_id) if isinstance(call_id, str) and call_id else call

@@ -145,7 +145,7 @@ def test_another_stop_token_is_kept_and_the_turn_closed_as_the_template_does() -
 
 @pytest.mark.parametrize("family", [{}, {"family": "qwen3"}])
 def test_without_thinking_the_empty_block_is_prefilled(family: dict[str, str]) -> None:
-    chat = load_chat_format(TINY_MODEL, enable_thinking=False, **family)
+    chat = load_chat_format(TINY_MODEL, options={"enable_thinking": False}, **family)
     prompt = chat.open(OPENING, TOOLS)
     assert chat.decode(prompt).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     sampled = chat.write(CALL)
@@ -309,7 +309,7 @@ def test_what_has_no_format_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no family 'qwen0'"):
         load_chat_format(TINY_MODEL, family="qwen0")
     with pytest.raises(ConfigurationError, match="reads no 'enable_thinkin'; its options: enable_thinking"):
-        load_chat_format(TINY_MODEL, enable_thinkin=False)
+        load_chat_format(TINY_MODEL, options={"enable_thinkin": False})
     with pytest.raises(ConfigurationError, match="expected a call syntax among harmony"):
         load_chat_format(TINY_MODEL, syntax="morse")
     with pytest.raises(ConfigurationError, match="expected a fast tokenizer, actual str"):

@@ -40,7 +40,7 @@ def test_eight_threads_get_the_same_results_in_10_000_calls(family: str | None) 
 
 
 def test_work_is_done_in_other_threads_and_raises_as_it_does() -> None:
-    threads = ChatThreads(load_chat_format(TINY_MODEL), 2)
+    threads = ChatThreads(2)
 
     def refuse() -> None:
         raise TemplateRefused("no")

@@ -326,6 +326,56 @@ def test_or_it_goes_on_as_another_sample(chat: ChatFormat) -> None:
     assert trajectory_from_dict(trajectory_to_dict(trajectory)) == trajectory
 
 
+def test_a_split_tells_of_calls_that_could_not_be_parsed_and_cuts_what_does_not_fit(chat: ChatFormat) -> None:
+    broken = "<tool_call>{oops</tool_call>"
+    envs = vector(1)
+    limits = Limits(max_observation_tokens=60, max_trajectory_tokens=2_000, max_completion_tokens=900)
+    script = says(broken, call(text="long " * 150), AssistantMessage("done"))
+    collector = Collector(envs, ScriptedPolicy(chat, script), refusing(), limits, on_break="split")
+    (trajectory,) = collector.collect(1)
+    envs.close()
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.breaks) == (StopReason.ANSWERED, 1.0, 2)
+    _, second, third = trajectory.samples
+    assert "{oops" in chat.decode(second.input_ids.tolist())
+    assert "characters cut" in chat.decode(third.input_ids.tolist())
+    assert third.loss_mask.sum() < 20
+    assert len(third) < len(second) + 60 + 40
+    assert isinstance(trajectory.messages[-2], ToolMessage)
+    assert len(trajectory.messages[-2].content) < 400
+
+
+def test_a_split_that_does_not_fit_ends_with_a_score(chat: ChatFormat) -> None:
+    envs = vector(1)
+    limits = Limits(max_observation_tokens=150, max_trajectory_tokens=400, max_completion_tokens=100)
+    script = says(*[call(text=f"{k} and so on " * 3) for k in range(20)])
+    collector = Collector(envs, ScriptedPolicy(chat, script), refusing(), limits, on_break="split")
+    (trajectory,) = collector.collect(1)
+    envs.close()
+    assert trajectory.stop_reason is StopReason.TRAJECTORY_BUDGET
+    assert trajectory.reward == 0.25
+    assert all(len(sample) <= 400 for sample in trajectory.samples)
+
+
+def test_a_prompt_that_a_template_cannot_write_whole_ends_a_split(chat: ChatFormat) -> None:
+    class Blind(TemplateChatFormat):
+        """Its template drops what tools say."""
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(TINY_MODEL / "tokenizer.json"))
+    source = (
+        (TINY_MODEL / "chat_template.jinja").read_text().replace("~ message.content ~ '\\n</tool_response>'", "~ ''")
+    )
+    blind = Blind(tokenizer, source)
+    assert blind.certificate is not None
+    assert "P1" in blind.certificate.refused
+    envs = vector(1)
+    for on_break in ("stop", "split"):
+        collector = Collector(envs, ScriptedPolicy(chat, echo_twice), blind, on_break=on_break)  # type: ignore[arg-type]
+        (trajectory,) = collector.collect(1)
+        assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TEMPLATE_REFUSED, 0.25)
+        assert isinstance(trajectory.messages[-1], ToolMessage)
+    envs.close()
+
+
 def test_trajectories_stream_out_as_they_finish(chat: ChatFormat) -> None:
     gate = threading.Event()
 

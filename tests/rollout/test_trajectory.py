@@ -150,3 +150,28 @@ def test_equality_sees_every_token_and_not_the_clock() -> None:
     two.solved = True
     assert one != two
     assert one != "something else"
+
+
+def test_a_second_prompt_begins_another_sample_and_only_by_name() -> None:
+    made = trajectory([1, 2], [3], [4, 5], [6])
+    with pytest.raises(AlignmentError, match="expected observation after action, actual prompt"):
+        made.append(PROMPT, [7])
+    made.begin_sample([7, 8, 9])
+    with pytest.raises(AlignmentError, match="another sample begins after an action"):
+        made.begin_sample([1])
+    made.append(ACTION, completion([10, 11]))
+    first, second = made.samples
+    assert made.breaks == 1
+    assert (first.input_ids.tolist(), first.loss_mask.tolist()) == (
+        [1, 2, 3, 4, 5, 6],
+        [False, False, True, False, False, True],
+    )
+    assert (second.input_ids.tolist(), second.loss_mask.tolist()) == (
+        [7, 8, 9, 10, 11],
+        [False, False, False, True, True],
+    )
+    assert shift(second).targets.tolist() == [8, 9, 10, 11]
+    with pytest.raises(AlignmentError, match="was split: shift each of its 2 samples"):
+        shift(made)
+    with pytest.raises(AlignmentError, match="another sample begins after an action"):
+        trajectory().begin_sample([1])
