@@ -102,7 +102,8 @@ def _inline_reasoning(chat: ChatFormat) -> Finding:
 
 
 def _rounds(chat: ChatFormat) -> Finding:
-    steps = (*(calling(number) for number in range(3)), answering(), calling(4), calling(5), answering())
+    # Long enough for templates that count: twelve turns.
+    steps = (*(calling(number) for number in range(8)), answering(), calling(8), calling(9), answering())
     return finding("P5", "results over several rounds", _conversation(chat, *steps, system=_takes_system(chat)))
 
 
