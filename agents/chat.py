@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z0-9.,;:!?()'-]([A-Za-z0-9 .,;:!?()'-]*[A-Za-z0-9.,;:!?()'-])?")
 
 
+class TemplateWarning(UserWarning):
+    """A model's chat template leaves something out that its user will miss."""
+
+
 class TemplateRefused(ToolgymError):
     """A conversation cannot be extended exactly in this chat format, so it is not extended at all."""
 

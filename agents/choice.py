@@ -1,13 +1,15 @@
 """Which chat format a tokenizer or a model folder gets."""
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from toolgym.agents.chat import ChatFormat, read_json
+from toolgym.agents.chat import ChatFormat, TemplateWarning, read_json
+from toolgym.agents.probes import TOOLS_NOT_SHOWN
 from toolgym.agents.renderer_chat import RendererChatFormat, known_family
 from toolgym.agents.template import ChatTemplate, choose_template, read_template
 from toolgym.agents.template_chat import TemplateChatFormat
@@ -124,6 +126,8 @@ def _choose(
     generic = TemplateChatFormat(
         tokenizer, template, variables={**variables, **options}, stops=stops, syntax=syntax, name=name
     )
+    if generic.certificate is not None and TOOLS_NOT_SHOWN in generic.certificate["P8"].notes:
+        warnings.warn(f"{name}: {TOOLS_NOT_SHOWN}", TemplateWarning, stacklevel=4)
     if family is not None:
         return RendererChatFormat(tokenizer, family, stops=stops, reference=generic, name=name, **options)
     known = known_family(hub_name) if syntax is None else None

@@ -2,12 +2,13 @@
 
 import json
 import re
+import string
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from toolgym.agents.tiny import TINY_MODEL
 
@@ -45,5 +46,32 @@ def tokenizer_for(source: str, *more: str) -> tokenizers.Tokenizer:
 
 def tokenizer_of(name: str) -> tokenizers.Tokenizer:
     """The made-up tokenizer of one of TRL's templates."""
-    more = next((tokens for family, tokens in _UNWRITTEN.items() if name.startswith(family)), ())
-    return tokenizer_for(template(name), *more)
+    return tokenizer_for(template(name), *unwritten(name))
+
+
+def unwritten(name: str) -> tuple[str, ...]:
+    """Control tokens of a family that its template does not write."""
+    return next((tokens for family, tokens in _UNWRITTEN.items() if name.startswith(family)), ())
+
+
+def spaced_tokenizer(source: str, scheme: str, *more: str) -> tokenizers.Tokenizer:
+    """A tokenizer in the manner of SentencePiece: spaces are letters, what it does not know becomes bytes.
+
+    Args:
+        source: a template, for its control tokens.
+        scheme: where a space is put before text: of Metaspace (``first``, ``always``, ``never``), or ``prepend``, as
+            Llama 2 does.
+        *more: control tokens that the template does not write.
+    """
+    letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+    letters += [character for character in string.printable if not character.isspace()]
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
+    made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    if scheme == "prepend":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    literals = sorted({*_CONTROL.findall(source), *more, BOS, EOS})
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in literals])
+    return made

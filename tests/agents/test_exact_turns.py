@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from toolgym.agents.chat import ChatFormat, load_chat_format
+from toolgym.agents.chat import ChatFormat, TemplateWarning, load_chat_format
 from toolgym.agents.policy import Completion, FinishReason, Policy, SampleRequest
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.agents.vllm_policy import VLLMPolicy
@@ -105,7 +105,7 @@ def run(policy: VLLMPolicy, chat: ChatFormat, folder: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(str(folder))
     talks = asyncio.run(play(Check(policy, chat, theirs)))
     assert sum(int(s.kind is SegmentKind.ACTION) for talk in talks for s in talk.record.segments) == 300
-    assert 0 < sum(talk.cut for talk in talks) <= 300
+    assert 0 < sum(talk.cut for talk in talks)
 
 
 @pytest.mark.vllm
@@ -116,4 +116,6 @@ def test_300_turns_of_the_embedded_model(engine: VLLMPolicy) -> None:
 @pytest.mark.vllm
 def test_300_turns_of_smollm2(smollm2: Path) -> None:
     with VLLMPolicy(smollm2, max_model_len=2_048, max_num_seqs=32) as policy:
-        run(policy, load_chat_format(smollm2, syntax="hermes"), smollm2)
+        with pytest.warns(TemplateWarning, match="does not show tools"):
+            chat = load_chat_format(smollm2, syntax="hermes")
+        run(policy, chat, smollm2)

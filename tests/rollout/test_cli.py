@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import echo_twice, vector
 
-from toolgym.agents.chat import ChatFormat
+from toolgym.agents.chat import ChatFormat, TemplateWarning
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, Failure
@@ -223,7 +223,8 @@ def test_template_check_ends_with_1_where_something_is_refused(
     assert toolgym(monkeypatch, "template", "check", folder) == 1
     said = capsys.readouterr().out
     assert "writes no calls; if its model can call tools, name the syntax" in said
-    assert toolgym(monkeypatch, "template", "check", folder, "--call-syntax", "hermes") == 0
+    with pytest.warns(TemplateWarning, match="does not show tools"):
+        assert toolgym(monkeypatch, "template", "check", folder, "--call-syntax", "hermes") == 0
     assert "the template does not show tools" in capsys.readouterr().out
     assert toolgym(monkeypatch, "template", "check", folder, "--call-syntax", "morse") == 2
     assert "expected a call syntax among" in capsys.readouterr().err
