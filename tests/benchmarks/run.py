@@ -32,10 +32,10 @@ from toolgym.rollout.limits import Limits
 
 RESULTS = Path(__file__).with_name("results.md")
 NOTES = """\
-What limits a figure that misses its goal. extend + parse: the renderers library, which encodes each part of a
-turn by itself and attributes every token to its text; it is flat in the history. CPU a turn: a third of it is
-that, the rest the scripted policy's own writing, asyncio tasks, and a thread each for `setup` and `score` of
-every episode. Rollout against the bare engine: on 2 cores, tokenising, tools and the collector share the cores
+What limits a figure that misses its goal. extend + parse: three quarters of it is the tokenizer itself, which also
+works out where each token stands in the text; nobody asked it to, and its way without that would print a warning at
+every later fork. CPU a turn: extend + parse, two changes of thread for them, the scripted policy's own writing, asyncio
+tasks, and a thread each for `setup` and `score` of every episode. Rollout against the bare engine: on 2 cores, tokenising, tools and the collector share the cores
 with the engine. Sandbox: a question and its answer alone cost 0.3 ms on the pool's loop and 0.5 ms for a blocking
 caller (the engine copies the stream twice, and there are two changes of thread); each call also sends a word that its
 code has begun, so that a box that dies before is replaced without a failure, and reads memory and CPU from /proc. A
