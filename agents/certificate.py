@@ -72,12 +72,14 @@ class Certificate:
     Attributes:
         chat_format: its name.
         call_syntax: the syntax of its calls.
+        fingerprint: of the template, its variables and the tokenizer; the same for the same ones.
         one_call: whether a turn has one call at most: several answers are refused then.
         findings: one for each probe.
     """
 
     chat_format: str
     call_syntax: str
+    fingerprint: str
     one_call: bool
     findings: tuple[Finding, ...]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from toolgym.agents.certificate import Certificate
     from toolgym.agents.chat_threads import ChatThreads
 
+_LONG = 200  # characters, from which on a template that cuts texts may cut one
 # Text in which no template can see more than text.
 _PLAIN = re.compile(r"[A-Za-z0-9.,;:!?()'-]([A-Za-z0-9 .,;:!?()'-]*[A-Za-z0-9.,;:!?()'-])?")
 
@@ -76,6 +77,11 @@ class ChatFormat(ABC):
         return format_of_tokenizer(
             tokenizer, template=template, family=family, syntax=syntax, stops=stop_token_ids, options=options or {}
         )
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of all that the format is made of: the same for the same tokenizer and template."""
 
     @property
     @abstractmethod
@@ -199,7 +205,7 @@ class ChatFormat(ABC):
         """Whether an extension depends on P6, where that was refused: on odd texts, or on text beside calls."""
         assert self.certificate is not None  # it has refused
         concerns = {str(concern) for concern in self.certificate["P6"].concerns}
-        odd = not all(_PLAIN.fullmatch(message.content) for message in new_messages)
+        odd = not all(_PLAIN.fullmatch(m.content) and len(m.content) <= _LONG for m in new_messages)
         beside = "text beside calls" in concerns and answers and self.parse(completion_ids, prompt_ids).content
         if (odd and concerns != {"text beside calls"}) or beside:
             yield "P6"

@@ -42,6 +42,8 @@ def format_of_folder(folder: Path, *, family: str | None, syntax: str | None, op
                 f"{folder} has no chat template, and no chat format is known for model type "
                 f"{config.get('model_type')!r}: put its chat_template.jinja there, or name a family"
             )
+        said = f"{folder} has no chat template: by its model type it gets the format of renderers' {family}"
+        warnings.warn(said, TemplateWarning, stacklevel=3)
     return _choose(
         tokenizer,
         template,

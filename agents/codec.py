@@ -5,6 +5,7 @@ Fast tokenizers turn the literal of a special token into that token wherever it 
 text is never more than text.
 """
 
+import hashlib
 import json
 import re
 import threading
@@ -145,6 +146,12 @@ class TokenCodec:
     def has_control(self, text: str) -> bool:
         """Whether a text contains the literal of a control token."""
         return self._starts.search(text) is not None
+
+    def fingerprint(self, *more: object) -> str:
+        """A hash of the tokenizer and of something more."""
+        digest = hashlib.sha256(self._spec[0].encode())
+        digest.update(repr((sorted(self.controls.items()), more)).encode())
+        return digest.hexdigest()[:16]
 
     def token_id(self, token: str) -> int | None:
         """The id of one token by its text; None if there is none."""

@@ -107,7 +107,7 @@ class Dialect:
         self, template: ChatTemplate, codec: TokenCodec, stops: Sequence[int] = (), syntax: str | None = None
     ) -> None:
         self.template, self.codec = template, codec
-        self._short_ids, self._refusal = False, ""
+        self._short_ids, self._refusal, self._named_syntax = False, "", syntax
         said = self._try([{"role": "user", "content": sentinel(1)}])
         template.takes_parts = said is None or sentinel(1) not in said
         self.forms = self._find_forms()
@@ -176,6 +176,8 @@ class Dialect:
     def _why_no_calls(self) -> str:
         if self.forms.one_call:
             return f"the chat template of {self.template.name} writes one call a message"
+        if self._named_syntax is not None:
+            return f"the chat template of {self.template.name} writes no {self._named_syntax} calls"
         return (
             f"the chat template of {self.template.name} writes no calls; if its model can call tools, name the syntax"
         )

@@ -85,6 +85,8 @@ def play(
         Each turn, and what it has shown.
     """
     played = Played(chat.open(opening, tools), list(opening))
+    if played.ids != chat.render(opening, tools, opens=True):
+        raise TemplateRefused("the first prompt is not the template's, or the template writes another one each time")
     opened = len(played.ids) - _common(played.ids, chat.render(opening, tools, opens=False))
     for step in steps:
         prompt, sampled = played.ids, chat.write(step.said)
@@ -156,7 +158,7 @@ def _misplaced(chat: ChatFormat, turn: Turn, truth: list[int]) -> str:
     if not delta or truth[-len(delta) :] != delta:
         return _parting(chat, delta, truth)
     if missing := _not_shown(chat, turn):
-        return f"{_short(missing)} is not shown"
+        return f"a message is not shown whole: {_short(missing)}"
     before, end, stop = truth[: -len(delta) - 1], truth[-len(delta) - 1], turn.sampled[-1]
     if end != stop and not (stop in chat.stop_token_ids and end in chat.turn_end_token_ids):
         return _parting(chat, delta, truth[:-1])

@@ -33,6 +33,7 @@ ODD_TEXTS = (
     "7",
     "true",
     "",
+    " ".join(f"word{number}" for number in range(400)),
 )
 
 
@@ -62,7 +63,8 @@ def certify(chat: ChatFormat) -> Certificate:
     """Run all probes."""
     one_call = not _can_write(chat, calling(1, 2).said) and _can_write(chat, calling(1).said)
     probes = (_calls, _several_calls, _reasoning, _inline_reasoning, _rounds, _odd_texts, _cut, _openings)
-    return Certificate(chat.name, chat.call_syntax, one_call, tuple(probe(chat) for probe in probes))
+    findings = tuple(probe(chat) for probe in probes)
+    return Certificate(chat.name, chat.call_syntax, chat.fingerprint, one_call, findings)
 
 
 def _conversation(chat: ChatFormat, *steps: Step, system: bool = False) -> Iterator[Shown]:

@@ -130,6 +130,11 @@ class RendererChatFormat(ChatFormat):
         entries = [self._entry(message) for message in messages]
         return self._rendered(entries, tools, opens=opens)
 
+    @property
+    def fingerprint(self) -> str:
+        """See `ChatFormat.fingerprint`."""
+        return self._codec.fingerprint(self.name, self._reference.fingerprint if self._reference else "")
+
     @functools.cached_property
     def control_token_ids(self) -> frozenset[int]:
         """See `ChatFormat.control_token_ids`."""

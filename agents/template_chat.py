@@ -99,6 +99,11 @@ class TemplateChatFormat(ChatFormat):
         return self._dialect.grammar.parse(self._codec.marked(ids), self._opening(prompt_ids), tools, ended=ended)
 
     @property
+    def fingerprint(self) -> str:
+        """See `ChatFormat.fingerprint`."""
+        return self._codec.fingerprint(self._template.source, sorted(map(str, self._template.variables.items())))
+
+    @property
     def control_token_ids(self) -> frozenset[int]:
         """See `ChatFormat.control_token_ids`."""
         return frozenset(self._codec.controls.values())

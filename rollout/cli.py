@@ -90,6 +90,9 @@ def run(
     }
     chat = load_chat_format(folder, **chat_settings)
     sampling = Sampling(temperature=temperature, top_p=top_p)
+    console = Console()
+    for probe, reason in (chat.certificate.refused if chat.certificate else {}).items():
+        console.print(plain(f"{chat.name} refuses {probe}: {reason}", "yellow"))
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
         chosen: list[Sequence[Task]] = []
@@ -100,7 +103,6 @@ def run(
         RunFolder.create(out, {"environments": env}).discard()
         from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
 
-        console = Console()
         with console.status("starting the engine, this takes about a minute"):
             policy = VLLMPolicy(folder, max_model_len=max_trajectory_tokens)
         stack.callback(policy.close)

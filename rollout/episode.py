@@ -318,6 +318,7 @@ class EpisodeRun:
     async def _refused(self, refused: TemplateRefused) -> None:
         if not self.trajectory.segments:
             raise EnvironmentFailure(str(refused), kind="template_refused")
+        self.trajectory.detail = str(refused)
         await self._truncate(StopReason.TEMPLATE_REFUSED)
 
 

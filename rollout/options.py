@@ -6,6 +6,8 @@ from typing import Any
 
 from toolgym.envs import ConfigurationError
 
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
 
 def parse_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
     """Options by name; a value that is no JSON is text.
@@ -22,6 +24,8 @@ def parse_options(pairs: Sequence[str], flag: str) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigurationError(f"expected {flag} name=value, actual {pair!r}")
+        if value in _PYTHON:
+            raise ConfigurationError(f"expected {flag} {name}=JSON, actual {value}: write {_PYTHON[value]}")
         try:
             options[name] = json.loads(value)
         except json.JSONDecodeError:

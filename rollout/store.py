@@ -197,6 +197,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "score": trajectory.score,
         "solved": trajectory.solved,
+        "detail": trajectory.detail,
         "failure": failure and {"kind": failure.kind, "where": failure.where, "message": failure.message},
         "seconds": trajectory.seconds,
         "turns": [[t.finish_reason, t.prompt_tokens, t.completion_tokens, t.calls, t.reward] for t in trajectory.turns],
@@ -228,6 +229,7 @@ def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
         score=dict(entry["score"]),
         solved=entry["solved"],
         failure=None if failure is None else Failure(**failure),
+        detail=entry.get("detail", ""),
         seconds=entry["seconds"],
     )
     ids = np.asarray(entry["input_ids"], dtype=np.int32)

@@ -36,7 +36,7 @@ def check(
 ) -> None:
     """Run the probes of the certificate on a model's tokenizer and chat template, and print what they have shown.
 
-    Ends with 1 if anything is refused.
+    Ends with 0; with 1 if anything is refused, and with 2 if there is nothing to run them on.
     """
     folder = TINY_MODEL if model == "tiny" else Path(model)
     options = parse_options(chat_option or [], "--chat-option")
@@ -45,7 +45,8 @@ def check(
     if certificate is None:
         raise ConfigurationError(f"{chat.name} draws up no certificate")
     stops = ", ".join(chat.decode([token]) for token in chat.stop_token_ids)
-    facts = (f"calls: {certificate.call_syntax}", f"turns end with: {stops}")
+    facts = [f"calls: {certificate.call_syntax}", f"turns end with: {stops}"]
+    facts += [f"options: {', '.join(chat_option)}"] if chat_option else []
     console = Console(record=svg is not None)
     console.print(
         Panel(Group(*(plain(fact) for fact in facts)), title=plain(certificate.chat_format), title_align="left"),

@@ -157,6 +157,7 @@ class Trajectory:
         score: the reward's components.
         solved: whether the task was solved.
         failure: what went wrong on our side, if anything did.
+        detail: more about why it ended, in words; empty where the stop reason says all.
         seconds: wall time from reset to end.
     """
 
@@ -173,6 +174,7 @@ class Trajectory:
     score: dict[str, float] = field(default_factory=dict)
     solved: bool = False
     failure: Failure | None = None
+    detail: str = ""
     seconds: float = 0.0
     _tokens: TokenColumns = field(default_factory=TokenColumns, repr=False)
 

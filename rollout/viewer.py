@@ -99,6 +99,12 @@ class TrajectoryView:
             f"reward {reward} ({', '.join(parts)})   solved {t.solved}   stopped by {t.stop_reason}",
             f"{len(t.turns)} turns   {len(t)} tokens, {sampled} sampled   mean logprob {_mean_logprob(t)}",
         ]
+        if t.breaks:
+            lines.append(
+                f"split into {len(t.samples)} training samples, of {', '.join(str(len(s)) for s in t.samples)} tokens"
+            )
+        if t.detail:
+            lines.append(f"because: {t.detail}")
         if t.failure is not None:
             lines.append(f"failure: {t.failure.kind} in {t.failure.where}: {t.failure.message}")
         return Group(*(plain(line) for line in lines))
@@ -106,7 +112,9 @@ class TrajectoryView:
     def _tokens(self, chat: ChatFormat) -> Text:
         ids = self._trajectory.input_ids
         text = Text()
-        for segment in self._trajectory.segments:
+        for number, segment in enumerate(self._trajectory.segments):
+            if number and segment.kind is SegmentKind.PROMPT:
+                text.append("\n-- another sample --\n", "bold")
             part = chat.decode(ids[segment.start : segment.end].tolist())
             text.append_text(plain(part, _STYLES[segment.kind]))
         return text

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from templates import template, tokenizer_of
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
+from toolgym.agents.chat import ChatFormat, TemplateRefused, TemplateWarning, load_chat_format
 from toolgym.agents.codec import fit
 from toolgym.agents.renderer_chat import RendererChatFormat
 from toolgym.agents.template_chat import TemplateChatFormat
@@ -279,7 +279,8 @@ def model_folder(to: Path, **config: Any) -> Path:
 def test_a_folder_with_a_template_is_read_and_one_without_goes_by_its_family(tmp_path: Path) -> None:
     assert isinstance(load_chat_format(TINY_MODEL), TemplateChatFormat)
     folder = model_folder(tmp_path / "model")
-    assert isinstance(load_chat_format(folder), RendererChatFormat)
+    with pytest.warns(TemplateWarning, match=r"has no chat template: by its model type .* renderers' qwen3"):
+        assert isinstance(load_chat_format(folder), RendererChatFormat)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     named = [{"name": "default", "template": "no"}, {"name": "tool_use", "template": template("qwen3")}]
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": named}))
@@ -334,5 +335,59 @@ def test_what_has_no_format_is_refused_by_name(tmp_path: Path) -> None:
     plain = json.loads((bare / "tokenizer.json").read_text())
     plain["added_tokens"] = [t for t in plain["added_tokens"] if t["content"] != "<|im_end|>"]
     (bare / "tokenizer.json").write_text(json.dumps(plain))
-    with pytest.raises(ConfigurationError, match="cannot be made of this tokenizer"):
+    with (
+        pytest.warns(TemplateWarning),
+        pytest.raises(ConfigurationError, match="cannot be made of this tokenizer"),
+    ):
         load_chat_format(bare)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"family": "qwen3", "syntax": "hermes"}, "give a family or a syntax"),
+        ({"family": 5}, "expected the family as text, actual 5"),
+        ({"syntax": ["hermes"]}, "expected the syntax as text"),
+        ({"options": ["enable_thinking"]}, "expected options by name"),
+        ({"options": {"messages": []}}, "'messages' is no option of a chat template"),
+        ({"stop_token_ids": 5}, "expected stop_token_ids as a list of ids, actual 5"),
+        ({"stop_token_ids": "ab"}, "expected stop_token_ids as a list of ids"),
+        ({"stop_token_ids": [10**6]}, "1000000, which is to end turns, is no token of"),
+        ({"stop_token_ids": [True]}, "True, which is to end turns, is no token of"),
+        ({"stop_token_ids": [-1]}, "-1, which is to end turns, is no token of"),
+        ({"template": "{% if %}"}, "is not valid"),
+        ({"template": "{{ no_such_thing() }}"}, "'no_such_thing' is undefined"),
+        ({"template": "{{ raise_exception('not for you') }}"}, "not for you"),
+        ({"template": 5}, "expected the chat template of .* as text"),
+    ],
+)
+def test_wrong_choices_are_refused_with_the_remedy(given: dict[str, Any], said: str) -> None:
+    own = (TINY_MODEL / "chat_template.jinja").read_text()
+    with pytest.raises(ConfigurationError, match=said):
+        ChatFormat.for_tokenizer(RAW, **{"template": own, **given})
+
+
+@pytest.mark.parametrize(
+    "found", [5, True, ["abc"], [{"nam": "x"}], {"rag": "x"}, [{"name": "default", "template": 5}]]
+)
+def test_what_is_no_chat_template_in_a_tokenizers_settings_is_refused(tmp_path: Path, found: Any) -> None:
+    folder = model_folder(tmp_path / "model")
+    settings_file = folder / "tokenizer_config.json"
+    settings_file.write_text(json.dumps({**json.loads(settings_file.read_text()), "chat_template": found}))
+    with pytest.raises(ConfigurationError, match="expected one chat template in"):
+        load_chat_format(folder)
+
+
+@pytest.mark.parametrize("eos", ["5", ["5"], {}, 1.5, [[1]], -1, 10**9])
+def test_what_is_no_token_in_a_generation_config_is_refused(tmp_path: Path, eos: Any) -> None:
+    folder = model_folder(tmp_path / "model")
+    shutil.copy(TINY_MODEL / "chat_template.jinja", folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ConfigurationError, match="which is to end turns, is no token of"):
+        load_chat_format(folder)
+
+
+def test_formats_of_the_same_files_have_the_same_fingerprint() -> None:
+    assert CHAT.fingerprint == load_chat_format(TINY_MODEL).fingerprint
+    others = [load_chat_format(TINY_MODEL, options={"enable_thinking": False}), LIBRARY]
+    assert len({CHAT.fingerprint, *(chat.fingerprint for chat in others)}) == 3

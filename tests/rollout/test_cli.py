@@ -2,19 +2,22 @@
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import echo_twice, vector
 
 from toolgym.agents.chat import ChatFormat, TemplateWarning
+from toolgym.agents.policy import Completion, FinishReason
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, Failure
 from toolgym.rollout import cli
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.store import RunFolder
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
 
 
 def toolgym(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -209,6 +212,37 @@ def test_template_check_prints_the_certificate(
     assert "which the template drops" in shown
     assert toolgym(monkeypatch, "template", "check", "tiny", "--family", "qwen3") == 0
     assert "renderers' qwen3, for tiny" in capsys.readouterr().out
+
+
+def test_options_spelled_as_in_python_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert toolgym(monkeypatch, "template", "check", "tiny", "--chat-option", "enable_thinking=False") == 2
+    assert "expected --chat-option enable_thinking=JSON, actual False: write false" in capsys.readouterr().err
+
+
+def test_show_says_where_a_record_was_split_and_why_an_episode_stopped(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    envs = vector(1)
+    (trajectory,) = Collector(envs, ScriptedPolicy(chat, echo_twice), chat).collect(1)
+    envs.close()
+    made = Trajectory("e", "t", 0, 0, 0, messages=trajectory.messages[:4], turns=trajectory.turns[:2])
+    for sample in range(2):
+        prompt, sampled = trajectory.input_ids[:20], trajectory.segments[1]
+        (made.begin_sample if sample else partial(made.append, SegmentKind.PROMPT))(prompt)
+        ids = trajectory.input_ids[sampled.start : sampled.end]
+        zeros = np.zeros(len(ids), np.int32)
+        made.append(SegmentKind.ACTION, Completion(ids, zeros.astype(np.float32), zeros, FinishReason.STOP))
+    made.stop_reason, made.reward, made.detail = StopReason.TEMPLATE_REFUSED, 0.0, "template of x cannot be extended so"
+    folder = RunFolder.create(tmp_path / "run", {"model": "tiny"})
+    folder.append(made)
+    assert next(iter(folder.trajectories())) == made
+    assert toolgym(monkeypatch, "show", tmp_path / "run", "0.0") == 0
+    shown = capsys.readouterr().out
+    assert "split into 2 training samples" in shown
+    assert "-- another sample --" in shown
+    assert "because: template of x cannot be extended so" in shown
 
 
 def test_template_check_ends_with_1_where_something_is_refused(
