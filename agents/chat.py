@@ -111,7 +111,10 @@ class ChatFormat(ABC):
         Raises:
             TemplateRefused: the template cannot write it, or not as the certificate demands.
         """
-        ids = self._open(messages, tools)
+        try:
+            ids = self._open(messages, tools)
+        except RecursionError as error:
+            raise ConfigurationError("a tool's schema or the arguments of a call are nested too deeply") from error
         later = any(isinstance(message, AssistantMessage | ToolMessage) for message in messages)
         if "P1" in self._refused and any(isinstance(message, ToolMessage) for message in messages):
             raise TemplateRefused(f"{self.name} cannot tell of results (P1: {self._refused['P1']})")
@@ -306,7 +309,11 @@ def check_model_folder(model: str | Path) -> Path:
     if not isinstance(model, str | Path):
         raise ConfigurationError(f"expected a model folder as a path, actual {type(model).__name__}")
     folder = Path(model)
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no model folder at {str(model)[:60]}: {error}") from error
+    if not there:
         raise ConfigurationError(f"no model folder at {folder}: give a folder, or 'tiny' for the embedded model")
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():

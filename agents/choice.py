@@ -110,14 +110,14 @@ def _choose(
     for what, given in (("family", family), ("syntax", syntax)):
         if given is not None and not isinstance(given, str):
             raise ConfigurationError(f"expected the {what} as text, actual {given!r:.60}")
-    if not isinstance(options, Mapping):
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise ConfigurationError(f"expected options by name, actual {options!r:.60}")
     if family is not None and syntax is not None:
         raise ConfigurationError(f"family {family!r} has its own syntax of calls: give a family or a syntax")
     _check_stops(tokenizer, stops, name)
     if template is None:
         assert family is not None  # whoever calls has seen to one of them
-        return RendererChatFormat(tokenizer, family, stops=stops, name=name, **options)
+        return RendererChatFormat(tokenizer, family, stops=stops, name=name, options=options)
     if reserved := sorted(set(options) & _RESERVED):
         raise ConfigurationError(f"{reserved[0]!r} is no option of a chat template: it is what it renders")
     reads = ChatTemplate(template, {}, name).reads
@@ -131,12 +131,12 @@ def _choose(
     if generic.certificate is not None and TOOLS_NOT_SHOWN in generic.certificate["P8"].notes:
         warnings.warn(f"{name}: {TOOLS_NOT_SHOWN}", TemplateWarning, stacklevel=4)
     if family is not None:
-        return RendererChatFormat(tokenizer, family, stops=stops, reference=generic, name=name, **options)
+        return RendererChatFormat(tokenizer, family, stops=stops, reference=generic, name=name, options=options)
     known = known_family(hub_name) if syntax is None else None
     if known is not None:
         # The name alone proves nothing: what does not fit, or refuses something, is not taken.
         with contextlib.suppress(ConfigurationError):
-            found = RendererChatFormat(tokenizer, known, stops=stops, reference=generic, name=name, **options)
+            found = RendererChatFormat(tokenizer, known, stops=stops, reference=generic, name=name, options=options)
             if found.certificate is not None and not found.certificate.refused:
                 return found
     return generic
@@ -146,7 +146,7 @@ def _check_stops(tokenizer: tokenizers.Tokenizer, stops: Sequence[Any], name: st
     if isinstance(stops, str) or not isinstance(stops, Sequence):
         raise ConfigurationError(f"expected stop_token_ids as a list of ids, actual {stops!r:.60}")
     for stop in stops:
-        known = isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0
+        known = isinstance(stop, int) and not isinstance(stop, bool) and 0 <= stop < 2**31
         if not known or tokenizer.id_to_token(stop) is None:
             raise ConfigurationError(f"{stop!r}, which is to end turns, is no token of {name}")
 

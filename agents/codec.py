@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,10 +68,9 @@ class TokenCodec:
         # Those that take white space along come first: what they match begins earlier, or is longer.
         self._pattern = re.compile("|".join([*map(_pattern, stripping), _any_of(self.controls)]))
         self._starts = re.compile(f"(?={_any_of(self.controls)})")
-        self._heads = {text[:k] for text in self.controls for k in range(1, len(text))}
-        self._tails = {text[k:] for text in self.controls for k in range(1, len(text))}
         self._all = "\n".join(self.controls)
-        self._longest = max(map(len, self.controls), default=0)
+        marks = {character for text in self.controls for character in text if not character.isalnum()}
+        self._marks = str.maketrans(dict.fromkeys(marks - set(" \t\r\n"), "-"))
         for text, index in self.controls.items():
             if index in self.encode_text(text):
                 raise ConfigurationError(f"tokenizer {name}: plain text can spell the special token {text!r}")
@@ -120,28 +120,42 @@ class TokenCodec:
         at = 0
         for found in self._pattern.finditer(rendered):
             if found.start() > at:
-                pieces.append(rendered[at : found.start()].replace(BREAK, ""))
+                pieces.append(_unbroken(rendered[at : found.start()]))
             literal = found.group()
             pieces.append(self.controls[literal if literal in self.controls else literal.strip()])
             at = found.end()
         if at < len(rendered):
-            pieces.append(rendered[at:].replace(BREAK, ""))
+            pieces.append(_unbroken(rendered[at:]))
         return [piece for piece in pieces if piece != ""]
 
     def neutralized(self, text: str) -> str:
-        """Text that a template may be given: no control token in it is recognised, nor one that it is a part of.
+        """Text that a template may be given: no control token in it is recognised.
 
-        Templates see it as it is, but for a noncharacter inside of each literal, which `split` removes.
+        Templates see it as it is, but for a noncharacter inside of each literal, which `split` removes. What templates
+        join or change may still spell a control token: compare with what they make of `harmless` text.
         """
         text = fit(text)
-        edges = self._longest - 1
-        inner = 0 < len(text) < self._longest and text in self._all
-        head = any(text[:k] in self._tails for k in range(1, min(edges, len(text)) + 1))
-        tail = any(text[-k:] in self._heads for k in range(1, min(edges, len(text)) + 1))
         if self._starts.search(text):
             cuts = [found.start() + 1 for found in self._starts.finditer(text)]
             text = BREAK.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
-        return f"{BREAK if head else ''}{text}{BREAK if tail or inner else ''}"
+        return text
+
+    def harmless(self, text: str) -> str:
+        """A text like this one, of which nothing can make a control token: it has no marks of theirs."""
+        if len(text) > 1 and text in self._all:
+            return "x"
+        return fit(text).translate(self._marks)
+
+    def check_controls(self, pieces: Iterable[int | str], harmless: Iterable[int | str]) -> None:
+        """Compare what `split` gives of a rendering with that of the same one of harmless texts.
+
+        Raises:
+            ValueError: it has more of a control token, which then came out of a text. Its literal is the argument.
+        """
+        usual = Counter(piece for piece in harmless if isinstance(piece, int))
+        for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
+            if count > usual[token]:
+                raise ValueError(self._literals[token])
 
     def has_control(self, text: str) -> bool:
         """Whether a text contains the literal of a control token."""
@@ -183,6 +197,11 @@ class TokenCodec:
         """How `marked` shows a piece of scaffold: its control tokens in marks, the rest as it is."""
         pieces = self.split(literal)
         return "".join(p if isinstance(p, str) else f"{MARK_OPEN}{self._literals[p]}{MARK_CLOSE}" for p in pieces)
+
+
+def _unbroken(text: str) -> str:
+    """Text without the breaks of `TokenCodec.neutralized`, also where a template has escaped them."""
+    return text.replace(BREAK, "").replace(r"\ufdd0", "")
 
 
 def unmarked(text: str) -> str:

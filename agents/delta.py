@@ -6,8 +6,7 @@ those stood. A text for which the template's questions have other answers than u
 """
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from toolgym.agents.traced import Parts, Question, Slot, Trace, Traced, fill
 from toolgym.envs.messages import Message, SystemMessage, ToolMessage, UserMessage
 
 _SHAPES = 4_096  # kept at once
+_OTHER = "Another text, of several words: 17 of them."
 _SAID = sentinel(0)  # stands at the end of what the assistant said
 Field: TypeAlias = tuple[int, str]  # number of a message, name of its field
 Texts: TypeAlias = Mapping[Field, str]
@@ -33,13 +33,11 @@ class Shape:
             the template does to texts. A run reaches from one control token to the next, for text is encoded together
             with what stands beside it.
         questions: what the template asked about the texts; the pieces hold where the answers are the usual ones.
-        controls: how many of each control token the delta has with usual texts.
         shows_tools: whether the tools are written again.
     """
 
     pieces: tuple[tuple[int, ...] | Parts, ...] | None
     questions: tuple[Question, ...]
-    controls: Mapping[int, int]
     shows_tools: bool
 
     def holds(self, texts: Texts) -> bool:
@@ -87,15 +85,21 @@ class DeltaWriter:
         shape = self._shape(kind, messages, tools)
         if shape.holds(texts):
             return shape.encode(texts, self._codec)
-        pieces = self._rendered(kind, [self._dialect.entry(m) for m in messages], tools if shape.shows_tools else ())
-        self._check_controls(pieces, shape)
+        shown = tools if shape.shows_tools else ()
+
+        def split(safe: Callable[[str], str]) -> list[int | str]:
+            return self._rendered(kind, [self._dialect.entry(message, safe) for message in messages], shown)
+
+        pieces = split(self._codec.neutralized)
+        if any(self._codec.harmless(text) != text for text in texts.values()):
+            refuse_controls(self._template.name, self._codec, pieces, split(self._codec.harmless))
         return self._encoded(pieces)
 
     def _shape(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Shape:
         key = (kind, *((type(message), *_present(message)) for message in messages), bool(tools))
         found = self._shapes.get(key)
         if found is not None and found.shows_tools:
-            key = (*key, json.dumps(tools))
+            key = (*key, json.dumps(tools, default=str))
             found = self._shapes.get(key)
         if found is None:
             found = self._make(kind, messages, tools)
@@ -103,13 +107,6 @@ class DeltaWriter:
                 self._shapes.clear()
             self._shapes[key] = found
         return found
-
-    def _check_controls(self, pieces: Sequence[int | str], shape: Shape) -> None:
-        """Refuse a delta in which a text has become a control token, whatever the template did to it."""
-        for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
-            if count > shape.controls.get(token, 0):
-                shown = self._codec.decode([token])
-                raise TemplateRefused(f"the chat template of {self._template.name} would make {shown!r} of a text")
 
     def _encoded(self, pieces: Sequence[int | str]) -> list[int]:
         ids: list[int] = []
@@ -173,20 +170,23 @@ class DeltaWriter:
             with_tools, trace_with = self._traced(kind, messages, tools)
             shows_tools = with_tools != pieces
             pieces, trace = (with_tools, trace_with) if shows_tools else (pieces, trace)
+        # Whatever is lost sight of shows when the same is done with another usual text.
+        others, _ = self._traced(kind, messages, tools if shows_tools else (), _OTHER)
+        if others != pieces:
+            trace.unforeseen.append("depends on the text")
         slots = {p.field for piece in pieces if not isinstance(piece, int) for p in piece if isinstance(p, Slot)}
         for number, message in enumerate(messages):
             if (number, "content") not in slots and not trace.unforeseen:
                 dropped = type(message).__name__
                 raise TemplateRefused(f"the chat template of {self._template.name} drops the text of a {dropped}")
-        controls = Counter(piece for piece in pieces if isinstance(piece, int))
-        foreseen = not trace.unforeseen and TIME not in slots
-        return Shape(self._packed(pieces) if foreseen else None, tuple(trace.questions), controls, shows_tools)
+        foreseen = not trace.unforeseen and TIME not in slots and _answerable(trace, _texts(messages))
+        return Shape(self._packed(pieces) if foreseen else None, tuple(trace.questions), shows_tools)
 
     def _traced(
-        self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], usual: str = "x"
     ) -> tuple[list[int | Parts], Trace]:
         """What stands behind the assistant's turn: control tokens, and runs of text and slots."""
-        trace = Trace()
+        trace = Trace(usual)
         entries = _entries(messages, {field: Traced((Slot(field),), trace) for field in _texts(messages)})
         safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
         parts = list(self._template.trace([USER, self._turn(kind, entries), *entries], safe, trace))
@@ -219,6 +219,28 @@ class DeltaWriter:
             else:
                 same += self._codec.encode_text("".join(map(str, piece)))
         return (*packed, *([tuple(same)] if same else []))
+
+
+def refuse_controls(name: str, codec: TokenCodec, pieces: Sequence[int | str], harmless: Sequence[int | str]) -> None:
+    """Refuse a rendering in which a text has become a control token, whatever the template did to it.
+
+    Raises:
+        TemplateRefused: it has.
+    """
+    try:
+        codec.check_controls(pieces, harmless)
+    except ValueError as found:
+        raise TemplateRefused(f"the chat template of {name} would make {found} of a text") from found
+
+
+def _answerable(trace: Trace, texts: Texts) -> bool:
+    """Whether all questions are about these texts: some are about the time."""
+    try:
+        for question in trace.questions:
+            question.holds(texts)
+    except KeyError:
+        return False
+    return True
 
 
 def _texts(messages: Sequence[Message]) -> dict[Field, str]:

@@ -11,7 +11,7 @@ from toolgym.agents.calls.channels import AtemGrammar, HarmonyGrammar
 from toolgym.agents.calls.grammar import Grammar, Reasoning, TaggedGrammar
 from toolgym.agents.calls.registry import REASONING_TAGS, SYNTAXES
 from toolgym.agents.chat import TemplateRefused
-from toolgym.agents.codec import SLOT_CLOSE, SLOT_OPEN, TokenCodec, fit
+from toolgym.agents.codec import SLOT_CLOSE, SLOT_OPEN, TokenCodec
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import (
@@ -132,9 +132,19 @@ class Dialect:
 
     # Messages for templates.
 
-    def entry(self, message: Message, *, raw: bool = False) -> Entry:
-        """A message as the template wants it, its text neutralized (or ``raw``, which is no prompt for a model)."""
-        safe = _as_is if raw else self.codec.neutralized
+    def entry(self, message: Message, safe: Callable[[str], str] | None = None) -> Entry:
+        """A message as the template wants it.
+
+        Args:
+            message: any.
+            safe: what its texts are passed through; None neutralizes them.
+
+        Raises:
+            ConfigurationError: no message, one without text, or calls that the template cannot write.
+        """
+        safe = safe or self.codec.neutralized
+        if not isinstance(getattr(message, "content", None), str):
+            raise ConfigurationError(f"expected a message with text as its content, actual {message!r:.80}")
         match message:
             case SystemMessage(content):
                 return {"role": "system", "content": safe(content)}
@@ -160,7 +170,8 @@ class Dialect:
         broken = [call.raw for call in message.tool_calls if isinstance(call, InvalidToolCall)]
         entry: Entry = {"role": "assistant", "content": safe("\n".join(filter(None, [message.content, *broken])))}
         if self.writes_inline(message):
-            written = self.grammar.write(calls)
+            told = [ToolCall(safe(c.name), safe_values(dict(c.arguments), safe), c.id) for c in calls]
+            written = self.grammar.write(told)
             if written is None:
                 raise ConfigurationError(self._why_no_calls())
             entry["content"] += written
@@ -336,8 +347,14 @@ class Dialect:
             return None
 
 
-def _as_is(text: str) -> str:
-    return fit(text)
+def safe_texts(schema: Any, safe: Callable[[str], str]) -> Any:
+    """A schema whose texts have been passed through a function, but for its keys and its types."""
+    if isinstance(schema, Mapping):
+        kept = ("type", "name", "required")
+        return {key: part if key in kept else safe_texts(part, safe) for key, part in schema.items()}
+    if isinstance(schema, list | tuple):
+        return [safe_texts(part, safe) for part in schema]
+    return safe(schema) if isinstance(schema, str) else schema
 
 
 def safe_values(value: Any, safe: Callable[[str], str]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from toolgym.agents.certificate import Concern, Shown, Verdict
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.messages import AssistantMessage, Message, ToolMessage
+from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,25 @@ def play(
         played.turns.append((len(prompt) - opened, len(prompt) + len(sampled)))
         played.ids = [*prompt, *sampled, *delta]
         turn = Turn(step, prompt, sampled, delta, _render(chat, played.messages, tools))
-        yield turn, judge(chat, turn, played.turns)
+        wrong = _misread(chat, turn, tools)
+        yield turn, turn.refused(wrong) if wrong else judge(chat, turn, played.turns)
+
+
+def _misread(chat: ChatFormat, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Why what the template writes is not read as it was said; empty if it is. Some write text as reasoning."""
+    said = turn.step.said
+    if isinstance(said, str):
+        return ""
+    read = chat.parse(turn.sampled, turn.prompt, tools)
+    told, found = ([(c.name, dict(c.arguments)) for c in m.tool_calls if isinstance(c, ToolCall)] for m in (said, read))
+    texts = [text for text in (said.content, said.reasoning) if text and text in chat.decode(turn.sampled)]
+    if (
+        told == found
+        and len(said.tool_calls) == len(read.tool_calls)
+        and all(t in (read.content, read.reasoning) for t in texts)
+    ):
+        return ""
+    return f"{_short(str(said))} is read as {_short(str(read))}"
 
 
 def judge(chat: ChatFormat, turn: Turn, turns: Sequence[tuple[int, int]]) -> Shown:
@@ -145,7 +163,10 @@ def judge_cut(
 
 def judge_other_stop(chat: ChatFormat, turn: Turn, stop: int, tools: Sequence[Mapping[str, Any]]) -> Shown:
     """Judge how a turn is closed that another stop token has ended: by the token that the template writes."""
-    delta = chat.extend(turn.prompt, [*turn.sampled[:-1], stop], turn.step.follows, tools)
+    try:
+        delta = chat.extend(turn.prompt, [*turn.sampled[:-1], stop], turn.step.follows, tools)
+    except TemplateRefused:
+        return Shown(Verdict.KEEPS, f"refused where {chat.decode([stop])!r} has ended the turn", turn.concern)
     end = [] if isinstance(turn.truth, str) else [turn.truth[-len(turn.delta) - 1]]
     if delta not in ([*end, *turn.delta], turn.delta if [stop] == end else None):
         return turn.refused(f"after {chat.decode([stop])} comes {_short(chat.decode(delta))}")

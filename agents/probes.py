@@ -1,6 +1,7 @@
 """The probes of the certificate, P1 to P8: small conversations that show where chat formats break."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from toolgym.agents.judging import Step, Turn, judge_cut, judge_other_stop, play
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import AssistantMessage, Message, SystemMessage, ToolCall, ToolMessage, UserMessage
 
-TOOLS = (PROBE_TOOL,)
+OTHER_TOOL = {"type": "function", "function": {**PROBE_TOOL["function"], "name": "find_out"}}
+TOOLS = (PROBE_TOOL, OTHER_TOOL)
 QUESTION = UserMessage("What is 6 * 7?")
 AGAIN = UserMessage("And 7 * 8?")
 SYSTEM = SystemMessage("You are brief.")
@@ -32,6 +34,7 @@ ODD_TEXTS = (
     "- a\n- b\n",
     "7",
     "true",
+    '{"b": 1,  "a" : 2}',
     "",
     " ".join(f"word{number}" for number in range(400)),
 )
@@ -39,12 +42,16 @@ ODD_TEXTS = (
 
 def call(number: int = 0) -> ToolCall:
     """A call of the probe tool."""
-    return ToolCall("look_up", {"text": f"page {number} of it"}, f"call_{number}")
+    return ToolCall(_tool(number), {"text": f"page {number} of it"}, f"call_{number}")
 
 
 def answer(number: int = 0, text: str = "") -> ToolMessage:
     """The answer to such a call."""
-    return ToolMessage(text or f"Result {number}: it is known.", f"call_{number}", "look_up")
+    return ToolMessage(text or f"Result {number}: it is known.", f"call_{number}", _tool(number))
+
+
+def _tool(number: int) -> str:
+    return "find_out" if number % 2 else "look_up"
 
 
 def calling(*numbers: int, reasoning: str | None = None) -> Step:
@@ -79,7 +86,9 @@ def _several_calls(chat: ChatFormat) -> Finding:
     about = "several calls, several results"
     if _can_write(chat, calling(1).said) and not _can_write(chat, calling(1, 2).said):
         return finding("P2", about, _conversation(chat, calling(1), calling(2)), "one call a turn; more are refused")
-    return finding("P2", about, _conversation(chat, calling(1, 2), calling(3, 4, 5)))
+    said = calling(9, 8, 7, 6, 5)
+    equal = Step(said.said, said.last, tuple(replace(m, content="The same.") for m in said.follows))
+    return finding("P2", about, _conversation(chat, calling(1, 2), calling(3, 4, 5), said, equal))
 
 
 def _reasoning(chat: ChatFormat) -> Finding:
@@ -193,10 +202,13 @@ def _cut_reasoning(chat: ChatFormat, turn: Turn) -> Shown:
 
 def _openings(chat: ChatFormat) -> Finding:
     def shown() -> Iterator[Shown]:
-        for opening in OPENINGS:
+        told = (SYSTEM, QUESTION, calling(0).said, answer(0), answering().said, AGAIN)
+        history = (told,) if _can_write(chat, calling(0).said) and _takes_system(chat) else ()
+        for opening in (*OPENINGS, *history):
             for tools in ((), TOOLS):
                 ours, theirs = chat.open(opening, tools), chat.render(opening, tools, opens=True)
-                dropped = [m for m in opening if m.content not in chat.decode(ours)]
+                shown = chat.decode(ours)
+                dropped = [m for m in opening if m.content not in shown and json.dumps(m.content)[1:-1] not in shown]
                 if dropped:
                     yield Shown(Verdict.REFUSED, f"the template drops a {type(dropped[0]).__name__}")
                 elif ours != theirs:

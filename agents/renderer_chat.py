@@ -44,7 +44,7 @@ class RendererChatFormat(ChatFormat):
         stops: tokens that end a turn, beyond those of the family.
         reference: the model's own template, which the certificate compares with; None: the library's whole rendering.
         name: of the model, for error messages.
-        **options: of the family, e.g. ``enable_thinking``.
+        options: of the family, e.g. ``enable_thinking``.
 
     Raises:
         ConfigurationError: an unknown family or option, or a tokenizer that is not the family's.
@@ -58,11 +58,11 @@ class RendererChatFormat(ChatFormat):
         stops: Sequence[int] = (),
         reference: TemplateChatFormat | None = None,
         name: str = "the model",
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = f"renderers' {family}, for {name}"
         self._codec = TokenCodec(tokenizer, name)
-        self._renderer = _make(family, _Tokenizer(self._codec), options)
+        self._renderer = _make(family, _Tokenizer(self._codec), options or {})
         self._reference = reference
         self.call_syntax = f"renderers' {family}" if reference is None else reference.call_syntax
         own = (int(token) for token in self._renderer.get_stop_token_ids())

@@ -15,7 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from toolgym.agents.chat import TemplateRefused, read_json
-from toolgym.agents.traced import Parts, Slot, Trace, Traced, TracingEnvironment, traced_json
+from toolgym.agents.codec import fit
+from toolgym.agents.traced import Parts, Slot, Trace, Traced, TracingEnvironment, traced_json, tracing
 from toolgym.envs.errors import ConfigurationError
 
 _E = TypeVar("_E", bound=jinja2.Environment)
@@ -39,7 +40,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], name: str) -> None:
-        if not isinstance(source, str):
+        if not isinstance(source, str) or fit(source) != source:
             raise ConfigurationError(f"expected the chat template of {name} as text, actual {type(source).__name__}")
         self.source, self.variables, self.name = source, dict(variables), name
         self.takes_parts = False
@@ -81,7 +82,8 @@ class ChatTemplate:
             TemplateRefused: the template cannot write this conversation.
         """
         now = {"strftime_now": lambda form: Traced((Slot(TIME),), trace)}
-        written = self._rendered(self._tracing, messages, tools, opens=True, more=now)
+        with tracing(trace):
+            written = self._rendered(self._tracing, messages, tools, opens=True, more=now)
         return written.parts if isinstance(written, Traced) else (written,)
 
     def _rendered(

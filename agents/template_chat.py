@@ -1,8 +1,7 @@
 """`TemplateChatFormat`: any chat template, extended exactly, without a line of code about its family."""
 
 import functools
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,8 @@ import tokenizers
 from toolgym.agents.calls.registry import scaffold
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.codec import TokenCodec, fit, unmarked
-from toolgym.agents.delta import DeltaWriter
-from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values
+from toolgym.agents.delta import DeltaWriter, refuse_controls
+from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_texts, safe_values
 from toolgym.agents.probes import certify
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
@@ -63,16 +62,14 @@ class TemplateChatFormat(ChatFormat):
         self.certificate = certify(self)
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        entries = [self._dialect.entry(message) for message in messages]
-        safe = [safe_values(tool, self._codec.neutralized) for tool in tools]
-        pieces = self._codec.split(self._template.render(entries, safe, opens=True))
-        # What a template does to a text must not make control tokens of it.
-        usual = [{**entry, "content": entry["content"] and "x"} for entry in entries]
-        allowed = Counter(self._codec.split(self._template.render(usual, safe, opens=True)))
-        for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
-            if count > allowed[token]:
-                shown = self._codec.decode([token])
-                raise TemplateRefused(f"the chat template of {self._template.name} would make {shown!r} of a text")
+        def split(safe: Callable[[str], str]) -> list[int | str]:
+            entries = [self._dialect.entry(message, safe) for message in messages]
+            schemas = [(safe_values if safe is neutralized else safe_texts)(tool, safe) for tool in tools]
+            return self._codec.split(self._template.render(entries, schemas, opens=True))
+
+        neutralized = self._codec.neutralized
+        pieces = split(neutralized)
+        refuse_controls(self._template.name, self._codec, pieces, split(self._codec.harmless))
         return self._codec.encode_pieces(pieces)
 
     def _extend(
@@ -145,12 +142,15 @@ class TemplateChatFormat(ChatFormat):
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, opens: bool) -> list[int]:
         """See `ChatFormat.render`."""
-        entries = [self._dialect.entry(message, raw=True) for message in messages]
+        entries = [self._dialect.entry(message, fit) for message in messages]
         return self._codec.encode_whole(self._template.render(entries, tools, opens=opens))
 
     def _named(self, messages: Sequence[Message], calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[Message, ...]:
         """Answers without a name get that of the call which they answer, by its id or else by its place."""
         names = {call.id: call.name for call in calls if call.id}
+        nameless = [m for m in messages if isinstance(m, ToolMessage) and not m.name and m.tool_call_id not in names]
+        if len(nameless) > 1 and len({call.name for call in calls}) > 1:
+            raise TemplateRefused("answers without a name to calls of several tools: name each")
         places = iter([*(call.name for call in calls), *[None] * len(messages)])
         named: list[Message] = []
         for message in messages:
@@ -176,9 +176,12 @@ class TemplateChatFormat(ChatFormat):
 
     def _closing(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
         """What closes the turn where the model did not, or with another token than the one for what follows."""
-        ending = self._dialect.endings[kind]
-        if len(completion_ids) and completion_ids[-1] in (ending.stop, ending.history):
+        ending, last = self._dialect.endings[kind], completion_ids[-1] if len(completion_ids) else None
+        if last in (ending.stop, ending.history):
             return []
+        calls = self._dialect.endings[TurnKind.CALLS]
+        if kind is TurnKind.TEXT and last == calls.stop:
+            raise TemplateRefused(f"the {self.name} has the answers follow a turn that ends with {self.decode([last])}")
         _, ids = self._without_stop(completion_ids)
         open_parts = self._dialect.grammar.closing(self._codec.marked(ids), self._opening(prompt_ids))
         return [*self._codec.encode(open_parts), ending.history]

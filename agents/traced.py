@@ -7,15 +7,21 @@ That holds for any text for which the questions have the same answers. Whatever 
 be foreseen: that is noted as well, and then each text is rendered by itself.
 """
 
+import contextlib
+import contextvars
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes, pass_eval_context
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-_USUAL = "x"  # stands for a text where a question is asked: one without anything special in it
+_OPEN, _CLOSE = "\ufdd5", "\ufdd6"  # around what a traced text is to code that does not trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,33 @@ class Trace:
     """What was noted during one rendering.
 
     Attributes:
+        usual: stands for a text where a question is asked: one without anything special in it.
         questions: asked about texts.
         unforeseen: what a template did that cannot be foreseen for other texts.
     """
 
+    usual: str = "x"
     questions: list[Question] = field(default_factory=list)
     unforeseen: list[str] = field(default_factory=list)
+
+    def ask(self, ask: Callable[[Mapping[Any, str]], bool]) -> bool:
+        """Note a question; its usual answer."""
+        answer = ask(_Usual(self.usual))
+        self.questions.append(Question(ask, answer))
+        return answer
+
+
+_current: contextvars.ContextVar[Trace] = contextvars.ContextVar("trace")
+
+
+@contextlib.contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    """Note into a trace also what becomes of texts that were lost sight of."""
+    token = _current.set(trace)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def _lstrip(text: str) -> str:
@@ -103,7 +130,7 @@ class Traced(str):
                 merged[-1] += part
             elif part != "":
                 merged.append(part)
-        made = super().__new__(cls, "\ufdd5traced\ufdd6")
+        made = super().__new__(cls, f"{_OPEN}{trace.usual}{_CLOSE}")
         made.parts, made.trace = tuple(merged), trace
         return made
 
@@ -124,9 +151,9 @@ class Traced(str):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Traced):
-            same = self.parts == other.parts
-            others = other.parts
-            self.trace.questions.append(Question(lambda t: (fill(self.parts, t) == fill(others, t)) is same, True))
+            mine, others = self.parts, other.parts
+            same = mine == others
+            self.trace.questions.append(Question(lambda texts: fill(mine, texts) == fill(others, texts), same))
             return same
         return self._asked(lambda text: text == other, other)
 
@@ -185,17 +212,11 @@ class Traced(str):
             self.trace.unforeseen.append("looked for in another text")
         if isinstance(about, Traced) or not isinstance(about, str | tuple):
             return False
-        return self.note(lambda texts: ask(fill(self.parts, texts)))
-
-    def note(self, ask: Callable[[Mapping[Any, str]], bool]) -> bool:
-        """Note a question; its usual answer."""
-        answer = ask(_Usual())
-        self.trace.questions.append(Question(ask, answer))
-        return answer
+        return self.trace.ask(lambda texts: ask(fill(self.parts, texts)))
 
     def _unforeseen(self, what: str) -> str:
         self.trace.unforeseen.append(what)
-        return fill(self.parts, _Usual())
+        return fill(self.parts, _Usual(self.trace.usual))
 
 
 class TracedLength(int):
@@ -203,11 +224,15 @@ class TracedLength(int):
 
     text: Traced
 
+    def of(self, texts: Mapping[Any, str]) -> int:
+        """The length with these texts."""
+        return len(fill(self.text.parts, texts))
+
     def __lt__(self, other: int) -> bool:
-        return self.text.note(lambda texts: len(fill(self.text.parts, texts)) < other)
+        return self.text.trace.ask(lambda texts: self.of(texts) < _number(other, texts))
 
     def __le__(self, other: int) -> bool:
-        return self.text.note(lambda texts: len(fill(self.text.parts, texts)) <= other)
+        return self.text.trace.ask(lambda texts: self.of(texts) <= _number(other, texts))
 
     def __gt__(self, other: int) -> bool:
         return not self <= other
@@ -216,7 +241,7 @@ class TracedLength(int):
         return not self < other
 
     def __eq__(self, other: object) -> bool:
-        return self.text.note(lambda texts: len(fill(self.text.parts, texts)) == other)
+        return self.text.trace.ask(lambda texts: self.of(texts) == _number(other, texts))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -224,21 +249,30 @@ class TracedLength(int):
     def __bool__(self) -> bool:
         return True
 
-    __hash__ = int.__hash__
+    def __hash__(self) -> int:
+        self.text.trace.unforeseen.append("length looked up")
+        return 0
+
+
+def _number(value: Any, texts: Mapping[Any, str]) -> Any:
+    return value.of(texts) if isinstance(value, TracedLength) else value
 
 
 def traced_length(value: Any) -> int:
     """The length of anything, as Jinja's filter has it."""
     if not isinstance(value, Traced):
         return len(value)
-    length = TracedLength(len(fill(value.parts, _Usual())))
+    length = TracedLength(len(fill(value.parts, _Usual(value.trace.usual))))
     length.text = value
     return length
 
 
 class _Usual(dict[Any, str]):
+    def __init__(self, usual: str) -> None:
+        self._usual = usual
+
     def __missing__(self, key: Any) -> str:
-        return _USUAL
+        return self._usual
 
 
 def _refuse_the_rest() -> None:
@@ -254,7 +288,7 @@ def _refuse_the_rest() -> None:
         return method
 
     own = {"__new__", "__init__", "__class__", "__getattribute__", "__setattr__", "__delattr__", "__init_subclass__"}
-    own |= {"__subclasshook__", "__doc__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__repr__", "__sizeof__"}
+    own |= {"__subclasshook__", "__doc__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__sizeof__"}
     for kind, base in ((Traced, str), (TracedLength, int)):
         for name in dir(base):
             if name not in own and name not in vars(kind) and callable(getattr(base, name)):
@@ -269,13 +303,16 @@ def joined(texts: Iterable[Any]) -> Any:
     pieces = [text if isinstance(text, str) else str(text) for text in texts]
     trace = next((piece.trace for piece in pieces if isinstance(piece, Traced)), None)
     if trace is None:
-        return "".join(pieces)
+        whole = "".join(pieces)
+        if _OPEN in whole:
+            _current.get().unforeseen.append("went through something that does not trace")
+        return whole
     parts: list[str | Slot] = []
     for piece in pieces:
         if isinstance(piece, Traced):
             parts += piece.parts
             continue
-        if "\ufdd5" in piece:
+        if _OPEN in piece:
             trace.unforeseen.append("went through something that does not trace")
         parts.append(piece)
     return Traced(parts, trace)
@@ -288,9 +325,28 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.filters["join"] = _join
-        self.filters["_joined"] = joined
+        for kind, known in ((self.filters, _FILTERS), (self.tests, _TESTS)):
+            for name, function in list(kind.items()):
+                kind[name] = _watched(name, function, known)
+        self.filters["join"] = _join_with(self.filters["join"])
+        self.filters["_joined"], self.filters["_in"] = joined, _contained
         self.filters["length"] = self.filters["count"] = traced_length
+
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Watch what is called with traced texts, but for the template's own macros."""
+        own = isinstance(function, Macro | type(Namespace)) or isinstance(getattr(function, "__self__", None), Traced)
+        given = [value for key, value in kwargs.items() if not key.startswith("_")]  # Jinja adds some of its own
+        if not own and _holds_traced((args, given)):
+            _current.get().unforeseen.append("called with a text")
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Watch operators that do not trace."""
+        if _holds_traced((left, right)):
+            _current.get().unforeseen.append(f"operator {operator}")
+        return super().call_binop(context, operator, left, right)
+
+    intercepted_binops = frozenset(("%", "*"))
 
     def from_tree(self, tree: nodes.Template) -> Any:
         """A template of its parsed source."""
@@ -310,19 +366,92 @@ def _replace_concatenations(node: nodes.Node) -> None:
 
 
 def _without_concatenation(node: Any) -> Any:
-    if not isinstance(node, nodes.Concat):
-        return node
-    items = nodes.List(list(node.nodes))
-    made = nodes.Filter(items, "_joined", [], [], None, None)
+    if isinstance(node, nodes.Concat):
+        return _filtered(list(node.nodes), "_joined", node)
+    if isinstance(node, nodes.Compare) and len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
+        found = _filtered([node.expr, node.ops[0].expr], "_in", node)
+        if node.ops[0].op == "in":
+            return found
+        assert node.environment is not None  # the parser has set it
+        return nodes.Not(found).set_environment(node.environment).set_lineno(node.lineno)
+    return node
+
+
+def _filtered(items: list[Any], name: str, node: nodes.Node) -> nodes.Node:
+    made = nodes.Filter(nodes.List(items), name, [], [], None, None)
     assert node.environment is not None  # the parser has set it
     return made.set_environment(node.environment).set_lineno(node.lineno)
 
 
-def _join(value: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
-    """Jinja's join filter, traced."""
-    items = [item if attribute is None else item[attribute] for item in value]
-    separated = [text for item in items for text in (d, item)]
-    return joined(separated[1:])
+def _contained(pair: list[Any]) -> bool:
+    """``a in b``, where b may be a text of the template's in which a traced text is looked for."""
+    what, where = pair
+    if isinstance(what, Traced) and isinstance(where, str) and not isinstance(where, Traced):
+        return what.trace.ask(lambda texts: fill(what.parts, texts) in where)
+    return what in where
+
+
+# What traces by itself when its first argument is a text: it calls methods of the text, or hands it on.
+_FILTERS = frozenset((
+    "trim", "tojson", "join", "length", "count", "default", "d", "items", "list", "first", "last", "map", "select",
+    "reject", "selectattr", "rejectattr", "dictsort", "reverse", "sort", "unique", "min", "max", "upper", "lower",
+    "capitalize", "replace", "string", "attr", "batch", "slice", "_joined", "_in",
+))  # fmt: skip
+_TESTS = frozenset((
+    "string", "none", "defined", "undefined", "mapping", "iterable", "sequence", "boolean", "number", "integer",
+    "float", "callable", "sameas", "eq", "equalto", "==", "ne", "!=", "upper", "lower", "true", "false",
+))  # fmt: skip
+_COMPARES = frozenset(("eq", "equalto", "==", "ne", "!=", "gt", "ge", "lt", "le", "number", "integer", "defined"))
+_HANDS_ON = frozenset(("default", "d", "join", "eq", "equalto", "==", "ne", "!="))
+
+
+def _watched(name: str, function: Callable[..., Any], known: frozenset[str]) -> Callable[..., Any]:
+    """A filter or test that notes when it is given texts of which it would lose sight."""
+
+    @functools.wraps(function)
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        values = list(args)
+        while values and isinstance(values[0], _PASSED):
+            values.pop(0)
+        first, rest = (values[0], values[1:]) if values else (None, [])
+        lost = isinstance(first, Traced) and name not in known
+        lost |= isinstance(first, TracedLength) and name not in _COMPARES
+        lost |= name == "string" and not isinstance(first, Traced) and _holds_traced(first)
+        lost |= name not in known and _holds_traced(first)
+        lost |= name not in _HANDS_ON and _holds_traced((rest, kwargs))
+        if lost:
+            _current.get().unforeseen.append(name)
+        return function(*args, **kwargs)
+
+    return watching
+
+
+_PASSED = (Environment, Context, EvalContext)  # what Jinja hands to some filters before their values
+
+
+def _holds_traced(value: Any, level: int = 0) -> bool:
+    if isinstance(value, Traced | TracedLength):
+        return True
+    if level > 4:
+        return False
+    if isinstance(value, Mapping):
+        return any(_holds_traced(part, level + 1) for pair in value.items() for part in pair)
+    return isinstance(value, list | tuple) and any(_holds_traced(part, level + 1) for part in value)
+
+
+def _join_with(jinjas: Callable[..., Any]) -> Callable[..., Any]:
+    """Jinja's join filter, traced where it can be."""
+
+    @pass_eval_context
+    def join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
+        items = list(value)
+        if attribute is not None or not _holds_traced(items):
+            if _holds_traced(items):
+                _current.get().unforeseen.append("join by attribute")
+            return jinjas(context, items, d, attribute)
+        return joined([text for item in items for text in (d, item)][1:])
+
+    return join
 
 
 def traced_json(value: Any, dumps: Callable[[Any], str], *, as_it_is: bool) -> Any:
@@ -336,6 +465,8 @@ def traced_json(value: Any, dumps: Callable[[Any], str], *, as_it_is: bool) -> A
     found: list[Traced] = []
 
     def marked(part: Any) -> Any:
+        if isinstance(part, TracedLength):
+            part.text.trace.unforeseen.append("length in JSON")
         if isinstance(part, Traced):
             found.append(part)
             return f"\ufdd7{len(found) - 1}\ufdd8"
@@ -352,6 +483,3 @@ def traced_json(value: Any, dumps: Callable[[Any], str], *, as_it_is: bool) -> A
     for number, piece in enumerate(text.replace("\ufdd8", "\ufdd7").split("\ufdd7")):
         pieces.append(found[int(piece)].in_json() if number % 2 else piece)
     return joined(pieces)
-
-
-__all__: Sequence[str] = ("Parts", "Question", "Slot", "Trace", "Traced", "TracingEnvironment", "fill", "traced_json")

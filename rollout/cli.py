@@ -83,16 +83,11 @@ def run(
     folder = TINY_MODEL if model == "tiny" else Path(model)
     # Everything that can be wrong is found before the minute that the engine takes to start.
     check_free(out)
-    chat_settings: dict[str, Any] = {
-        "family": family,
-        "syntax": call_syntax,
-        "options": parse_options(chat_option or [], "--chat-option"),
-    }
-    chat = load_chat_format(folder, **chat_settings)
-    sampling = Sampling(temperature=temperature, top_p=top_p)
     console = Console()
-    for probe, reason in (chat.certificate.refused if chat.certificate else {}).items():
-        console.print(plain(f"{chat.name} refuses {probe}: {reason}", "yellow"))
+    chat_options = parse_options(chat_option or [], "--chat-option")
+    chat_settings: dict[str, Any] = {"family": family, "syntax": call_syntax, "options": chat_options}
+    chat = _load_chat(folder, chat_settings, console)
+    sampling = Sampling(temperature=temperature, top_p=top_p)
     with contextlib.ExitStack() as stack:
         vectors = [_make_vec(name, slots, options) for name in env]
         chosen: list[Sequence[Task]] = []
@@ -110,16 +105,8 @@ def run(
             Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name, on_break=on_break)
             for vector, name in zip(vectors, env, strict=True)
         ]
-        settings = {
-            "model": model,
-            "env_options": options,
-            "chat": chat_settings,
-            "tasks": [len(some) for some in chosen],
-            "group_size": group,
-            "seed": seed,
-        }
-        configs = [collector.config() for collector in collectors]
-        run_folder = RunFolder.create(out, {**settings, "environments": env, "collectors": configs})
+        settings = {"model": model, "env_options": options, "chat": chat_settings, "group_size": group, "seed": seed}
+        run_folder = RunFolder.create(out, {**settings, **_described(collectors, chosen)})
         _collect(console, collectors, chosen, group, run_folder)
         console.print(summary_table(summarize(run_folder.trajectories()), run_folder.seconds))
 
@@ -221,6 +208,23 @@ def _make_vec(env_id: str, slots: int, options: dict[str, Any]) -> ToolVectorEnv
         vector.close()
         raise ConfigurationError(f"environment {env_id!r} is not a tool environment")
     return vector
+
+
+def _described(collectors: Sequence[Collector], chosen: Sequence[Sequence[Task]]) -> dict[str, Any]:
+    """What a run remembers of its environments."""
+    return {
+        "environments": [collector.env_id for collector in collectors],
+        "tasks": [len(tasks) for tasks in chosen],
+        "collectors": [collector.config() for collector in collectors],
+    }
+
+
+def _load_chat(folder: Path, settings: dict[str, Any], console: Console) -> ChatFormat:
+    """The chat format of a model; what its certificate refuses is printed before anything starts."""
+    chat = load_chat_format(folder, **settings)
+    for probe, reason in (chat.certificate.refused if chat.certificate else {}).items():
+        console.print(plain(f"{chat.name} refuses {probe}: {reason}", "yellow"))
+    return chat
 
 
 def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:

@@ -37,8 +37,9 @@ works out where each token stands in the text; nobody asked it to, and its way w
 every later fork. CPU a turn: extend + parse, two changes of thread for them, the scripted policy's own writing, asyncio
 tasks, and a thread each for `setup` and `score` of every episode. Rollout against the bare engine: on 2 cores,
 tokenising, tools and the collector share the cores with the engine. Sandbox: a question and its answer alone cost
-0.3 ms on the pool's loop and 0.5 ms for a blocking caller (the engine copies the stream twice, and there are two changes of thread); each call also sends a word that its
-code has begun, so that a box that dies before is replaced without a failure, and reads memory and CPU from /proc. A
+0.3 ms on the pool's loop and 0.5 ms for a blocking caller (the engine copies the stream twice, and there are two
+changes of thread); each call also sends a word that its code has begun, so that a box that dies before is replaced
+without a failure, and reads memory and CPU from /proc. A
 stateless call is a fork of a template that has seen no request (made ahead of time), which gives up its rights under
 Landlock: about 1.5 ms of CPU. On 2 cores that CPU,
 with the engine's and the client's, bounds the rates; with each stateless call its box is pinged before and reset after.
