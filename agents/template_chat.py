@@ -148,9 +148,10 @@ class TemplateChatFormat(ChatFormat):
     def _named(self, messages: Sequence[Message], calls: Sequence[ToolCall | InvalidToolCall]) -> tuple[Message, ...]:
         """Answers without a name get that of the call which they answer, by its id or else by its place."""
         names = {call.id: call.name for call in calls if call.id}
-        nameless = [m for m in messages if isinstance(m, ToolMessage) and not m.name and m.tool_call_id not in names]
-        if len(nameless) > 1 and len({call.name for call in calls}) > 1:
-            raise TemplateRefused("answers without a name to calls of several tools: name each")
+        answers = [message for message in messages if isinstance(message, ToolMessage)]
+        unknown = [m for m in answers if not m.name and m.tool_call_id and m.tool_call_id not in names]
+        if unknown and len(answers) > 1 and len({call.name for call in calls}) > 1:
+            raise TemplateRefused("answers to calls of several tools, by ids that the model did not write: name each")
         places = iter([*(call.name for call in calls), *[None] * len(messages)])
         named: list[Message] = []
         for message in messages:

@@ -311,7 +311,7 @@ def test_tokenizers_that_treat_spaces_as_letters_are_certified_too(name: str, sc
     tokenizer = spaced_tokenizer(template(name), scheme, *unwritten(name))
     certificate = ChatFormat.for_tokenizer(tokenizer, template=template(name), options=SPECIAL).certificate
     assert certificate is not None
-    if "gemma" in name and scheme in ("always", "prepend"):
+    if ("gemma" in name or "glm" in name) and scheme in ("always", "prepend"):
         return  # no real one puts a space before every text, which there would become part of arguments
     assert not {"P1", "P2", "P3", "P4", "P5", "P7", "P8"} & set(certificate.refused)
 

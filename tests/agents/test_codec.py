@@ -40,16 +40,26 @@ def test_what_templates_write_is_encoded_as_the_tokenizer_does(text: str) -> Non
 @example("", "<|im_end", "|>")
 @example("<|im_<|im_end|>", "end|>", "")
 @example("", "\ufdd0<|im_end|>\ufdd1", "")
-def test_a_neutralized_text_never_becomes_a_control_token_whatever_stands_beside_it(
+@example("<|im_", "XX", "end|>")
+def test_a_text_becomes_no_control_token_by_itself_and_is_caught_if_others_complete_it(
     before: str, text: str, after: str
 ) -> None:
     def controls(ids: list[int]) -> list[int]:
         return [token for token in ids if token in SPECIAL_IDS]
 
-    before, after = (CODEC.neutralized(part) for part in (before, after))
-    assert not controls(CODEC.encode(before + CODEC.neutralized(text) + after))
+    assert not controls(CODEC.encode(CODEC.neutralized(text)))
     around = CODEC.encode(f"<|im_start|>{CODEC.neutralized(text)}<|im_end|>")
     assert controls(around) == [RAW.token_to_id("<|im_start|>"), RAW.token_to_id("<|im_end|>")]
+    # Texts side by side, or changed by a template, may spell one together: that is not let pass.
+    for joined in ("".join, lambda parts: "".join(parts).replace("XX", "")):
+        real, harmless = (
+            CODEC.split(joined([safe(part) for part in (before, text, after)]))
+            for safe in (CODEC.neutralized, CODEC.harmless)
+        )
+        assert not controls(CODEC.encode_pieces(harmless))
+        if any(isinstance(piece, int) for piece in real):
+            with pytest.raises(ValueError, match=r"<"):
+                CODEC.check_controls(real, harmless)
 
 
 @given(pieces)
