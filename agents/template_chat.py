@@ -203,6 +203,11 @@ class TemplateChatFormat(ChatFormat):
         tags = self._dialect.reasoning
         return tags is not None and self._codec.mark(tags.closes) in opening
 
+    @functools.cached_property
+    def _opened(self) -> list[int]:
+        """The prompt of the conversation in which `write` has the model speak."""
+        return self._codec.encode(self._template.render([USER], opens=True))
+
     def _follow_up(self, entry: Entry) -> list[Entry]:
         calls = entry.get("tool_calls") or []
         if not calls:
@@ -211,7 +216,7 @@ class TemplateChatFormat(ChatFormat):
 
     def _spoken(self, entry: Entry, kind: TurnKind, later: Sequence[Entry]) -> list[int]:
         """What a model says so that its turn reads like the template's: from where its turn was opened to its end."""
-        opened = self._codec.encode(self._template.render([USER], opens=True))
+        opened = self._opened
         try:
             whole = self._codec.encode(self._template.render([USER, entry, *later], opens=False))
         except TemplateRefused:
