@@ -36,15 +36,15 @@ What limits a figure that misses its goal. extend + parse: three quarters of it 
 works out where each token stands in the text; nobody asked it to, and its way without that would print a warning at
 every later fork. CPU a turn: extend + parse, two changes of thread for them, the scripted policy's own writing (it
 renders the template two times for a message, which engines do not), asyncio tasks, and a thread each for `setup` and
-`score` of every episode. Rollout against the bare engine: on 2 cores, tokenising, tools and the collector share the cores with the engine. Sandbox: a question and its answer alone cost
-0.3 ms on the pool's loop and 0.5 ms for a blocking caller (the engine copies the stream twice, and there are two
-changes of thread); each call also sends a word that its code has begun, so that a box that dies before is replaced
-without a failure, and reads memory and CPU from /proc. A
-stateless call is a fork of a template that has seen no request (made ahead of time), which gives up its rights under
-Landlock: about 1.5 ms of CPU. On 2 cores that CPU,
-with the engine's and the client's, bounds the rates; with each stateless call its box is pinged before and reset after.
-Stateless rates fall to a quarter now and then, in some pools and not in others, in a process that has imported the
-rest of Toolgym; in one that holds nothing else they do not: not explained yet.
+`score` of every episode. Rollout against the bare engine: on 2 cores, tokenising, tools and the collector share the
+cores with the engine. Sandbox: a question and its answer alone cost 0.3 ms on the pool's loop and 0.5 ms for a
+blocking caller (the engine copies the stream twice, and there are two changes of thread); each call also sends a word
+that its code has begun, so that a box that dies before is replaced without a failure, and reads memory and CPU from
+/proc. A stateless call is a fork of a template that has seen no request (made ahead of time), which gives up its
+rights under Landlock: about 1.5 ms of CPU. On 2 cores that CPU, with the engine's and the client's, bounds the rates;
+with each stateless call its box is pinged before and reset after. Stateless rates fall to a quarter now and then, in
+some pools and not in others, in a process that has imported the rest of Toolgym; in one that holds nothing else they
+do not: not explained yet.
 """
 CALLS = [{"function": {"name": "look_up", "arguments": {"page": "the second one of the list", "lines": 40}}}]
 LIMITS = Limits(max_trajectory_tokens=2_048, max_completion_tokens=256)
