@@ -149,9 +149,12 @@ class TemplateChatFormat(ChatFormat):
         """Answers without a name get that of the call which they answer, by its id or else by its place."""
         names = {call.id: call.name for call in calls if call.id}
         answers = [message for message in messages if isinstance(message, ToolMessage)]
-        unknown = [m for m in answers if not m.name and m.tool_call_id and m.tool_call_id not in names]
-        if unknown and len(answers) > 1 and len({call.name for call in calls}) > 1:
-            raise TemplateRefused("answers to calls of several tools, by ids that the model did not write: name each")
+        pairs = zip(answers, calls, strict=False)
+        displaced = any(m.name and call.name and m.name != call.name for m, call in pairs)
+        unknown = [m.tool_call_id for m in answers if m.tool_call_id not in names]
+        in_order = unknown == sorted(unknown, key=lambda call_id: (len(call_id), call_id))  # call_9 before call_10
+        if (displaced or not in_order) and len({call.name for call in calls}) > 1:
+            raise TemplateRefused("answers without a name, in another order than the calls: name each")
         places = iter([*(call.name for call in calls), *[None] * len(messages)])
         named: list[Message] = []
         for message in messages:

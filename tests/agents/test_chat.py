@@ -391,3 +391,23 @@ def test_formats_of_the_same_files_have_the_same_fingerprint() -> None:
     assert CHAT.fingerprint == load_chat_format(TINY_MODEL).fingerprint
     others = [load_chat_format(TINY_MODEL, options={"enable_thinking": False}), LIBRARY]
     assert len({CHAT.fingerprint, *(chat.fingerprint for chat in others)}) == 3
+
+
+def test_answers_without_a_name_get_that_of_their_call_or_are_refused() -> None:
+    chat = ChatFormat.for_tokenizer(tokenizer_of("muse_glimmer"), template=template("muse_glimmer"))
+    prompt = chat.open(OPENING, TOOLS)
+    sampled = chat.write(AssistantMessage("", (ToolCall("balance", {"account": "a"}), ToolCall("transfer", {}))))
+
+    def shown(*answers: ToolMessage) -> str:
+        return chat.decode(chat.extend(prompt, sampled, answers, TOOLS))
+
+    named = shown(ToolMessage("1", "c0", "balance"), ToolMessage("2", "c1", "transfer"))
+    assert shown(ToolMessage("1"), ToolMessage("2")) == named
+    assert shown(ToolMessage("1", "c0"), ToolMessage("2", "c1")) == named
+    assert shown(ToolMessage("1", "c0"), ToolMessage("2", "c1", "transfer")) == named
+    for wrong in (
+        [ToolMessage("2", "c1"), ToolMessage("1", "c0")],
+        [ToolMessage("2", "c1", "transfer"), ToolMessage("1")],
+    ):
+        with pytest.raises(TemplateRefused, match="in another order than the calls: name each"):
+            shown(*wrong)
