@@ -100,14 +100,19 @@ class TokenCodec:
         """Ids of what a template has written, in which control tokens are recognised, but for `neutralized` ones."""
         return self.encode_pieces(self.split(rendered))
 
-    def encode_pieces(self, pieces: Iterable[int | str]) -> list[int]:
-        """Ids of what `split` gives, from the beginning of a sequence on."""
+    def encode_pieces(self, pieces: Iterable[int | str], *, first: bool = True) -> list[int]:
+        """Ids of what `split` gives.
+
+        Args:
+            pieces: ids, and text between them.
+            first: whether they begin the whole sequence, as in `encode_text`.
+        """
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += self.encode_text(piece, first=not ids)
+                ids += self.encode_text(piece, first=first and not ids)
         return ids
 
     def encode_whole(self, text: str) -> list[int]:
@@ -156,10 +161,6 @@ class TokenCodec:
         for token, count in Counter(piece for piece in pieces if isinstance(piece, int)).items():
             if count > usual[token]:
                 raise ValueError(self._literals[token])
-
-    def has_control(self, text: str) -> bool:
-        """Whether a text contains the literal of a control token."""
-        return self._starts.search(text) is not None
 
     def fingerprint(self, *more: object) -> str:
         """A hash of the tokenizer and of something more."""

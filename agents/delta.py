@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from toolgym.agents.chat import TemplateRefused
 from toolgym.agents.codec import TokenCodec, fit
-from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_values, sentinel
+from toolgym.agents.dialect import UNNAMED, USER, Dialect, Entry, TurnKind, safe_values, sentinel
 from toolgym.agents.template import TIME
 from toolgym.agents.traced import Parts, Question, Slot, Trace, Traced, fill
 from toolgym.envs.messages import Message, SystemMessage, ToolMessage, UserMessage
@@ -93,7 +93,7 @@ class DeltaWriter:
         pieces = split(self._codec.neutralized)
         if any(self._codec.harmless(text) != text for text in texts.values()):
             refuse_controls(self._template.name, self._codec, pieces, split(self._codec.harmless))
-        return self._encoded(pieces)
+        return self._codec.encode_pieces(pieces, first=False)
 
     def _shape(self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Shape:
         key = (kind, *((type(message), *_present(message)) for message in messages), bool(tools))
@@ -107,15 +107,6 @@ class DeltaWriter:
                 self._shapes.clear()
             self._shapes[key] = found
         return found
-
-    def _encoded(self, pieces: Sequence[int | str]) -> list[int]:
-        ids: list[int] = []
-        for piece in pieces:
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                ids += self._codec.encode_text(piece)
-        return ids
 
     # The slow way: a short conversation, rendered.
 
@@ -150,7 +141,7 @@ class DeltaWriter:
             answered = answered[:1]
         calls = [
             self._dialect.call(
-                entry.get("name") or "unknown", {"key": _SAID}, entry.get("tool_call_id") or f"call{k:05d}"
+                entry.get("name") or UNNAMED, {"key": _SAID}, entry.get("tool_call_id") or f"call{k:05d}"
             )
             for k, entry in enumerate(answered)
         ]

@@ -25,6 +25,7 @@ from toolgym.envs.messages import (
 )
 
 Entry = dict[str, Any]
+UNNAMED = "unknown"  # the tool of a call whose name is not known
 USER: Entry = {"role": "user", "content": "Hi."}
 PROBE_CALL = ToolCall("look_up", {"text": "alpha beta", "count": 3})
 PROBE_TOOL: Entry = {

@@ -11,14 +11,13 @@ from toolgym.agents.calls.registry import scaffold
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.codec import TokenCodec, fit, unmarked
 from toolgym.agents.delta import DeltaWriter, refuse_controls
-from toolgym.agents.dialect import USER, Dialect, Entry, TurnKind, safe_texts, safe_values
+from toolgym.agents.dialect import UNNAMED, USER, Dialect, Entry, TurnKind, safe_texts, safe_values
 from toolgym.agents.probes import certify
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.messages import AssistantMessage, InvalidToolCall, Message, ToolCall, ToolMessage, UserMessage
 
 _PREFILL = 24  # how many tokens somebody may have added to the opening of a turn
-UNNAMED = "unknown"  # the tool of a call whose name could not be read
 
 
 class TemplateChatFormat(ChatFormat):

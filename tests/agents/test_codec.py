@@ -71,7 +71,7 @@ def test_a_neutralized_text_reads_as_it_did(text: str) -> None:
 
 @given(st.text(max_size=20))
 def test_ordinary_text_is_encoded_as_if_nothing_was_done_to_it(text: str) -> None:
-    if CODEC.has_control(text) or fit(text) != text:
+    if any(literal in text for literal in CODEC.controls) or fit(text) != text:
         return
     whole = RAW.encode(f"user\n{text}\n", add_special_tokens=False).ids
     assert CODEC.encode(f"user\n{CODEC.neutralized(text)}\n") == whole == CODEC.encode_text(f"user\n{text}\n")
