@@ -28,6 +28,11 @@ class LoopThread:
         self._process = os.getpid()
         self._thread.start()
 
+    @property
+    def closing(self) -> bool:
+        """Whether it is closed, or about to be: what runs on it is cancelled."""
+        return self._closed
+
     def submit(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
         """Start a coroutine on the loop. Cancelling the future cancels it.
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import queue
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -20,7 +21,7 @@ from toolgym.envs.messages import AssistantMessage, Observation
 from toolgym.envs.spaces import AssistantMessageSpace, MessagesSpace
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import Closer, Step, ToolEnv
-from toolgym.envs.waiting import described
+from toolgym.envs.waiting import Overdue, described, within
 
 _T = TypeVar("_T")
 _CLOSING = 5.0  # seconds
@@ -312,6 +313,16 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
                 self.envs[i] = replacement
         return self.envs[i]
 
+    async def renew(self, i: int) -> None:
+        """Put a new environment into a slot, and close the one that was there, for a bounded time. Awaited on `loop`.
+
+        If none can be made, the old one stays.
+        """
+        old = self.envs[i]
+        with contextlib.suppress(Exception):  # an author's constructor: the old one fails its next episode by name
+            self.envs[i] = self._env_fns[i]()
+            await _close_one(old)
+
     def _refuse_if_held(self, what: str) -> None:
         if self._holder is not None:
             raise ToolgymError(f"{what} while the slots are used by {self._holder}: wait until it has ended")
@@ -363,6 +374,16 @@ async def _gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     return list(await asyncio.gather(*work))
 
 
+async def _close_one(env: ToolEnv) -> None:
+    """Close one environment, whatever its author's `aclose` does: it never keeps others from being closed."""
+    try:
+        await within(env.aclose(), _CLOSING)
+    except Overdue:
+        warnings.warn(f"{type(env).__name__} took over {_CLOSING:g} s to close; left as it is", ResourceWarning, 2)
+    except Exception as error:  # noqa: BLE001 - an author's aclose may raise anything
+        warnings.warn(f"{type(env).__name__} failed to close: {described(error)}", ResourceWarning, 2)
+
+
 def _shut_down(
     envs: Sequence[ToolEnv], retired: Sequence[ToolEnv], loop: LoopThread, closers: Sequence[Closer]
 ) -> None:
@@ -370,7 +391,7 @@ def _shut_down(
     try:
         # Each slot's close is bounded; the time-out is for a loop that is blocked by code that does not await.
         with contextlib.suppress(TimeoutError, ToolgymError):
-            loop.run(_gather(env.aclose() for env in (*envs, *retired)), timeout=_CLOSING)
+            loop.run(_gather(_close_one(env) for env in (*envs, *retired)), timeout=2 * _CLOSING)
     finally:
         loop.close()
         for close in closers:

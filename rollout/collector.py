@@ -1,9 +1,8 @@
 """`Collector`: runs a policy through a vector of tool environments and brings back exact trajectories."""
 
-import asyncio
-import contextlib
-import queue
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+import functools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -12,48 +11,21 @@ import numpy as np
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Policy, Sampling
-from toolgym.envs.errors import ConfigurationError, ToolgymError
+from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
-from toolgym.rollout.episode import EpisodePlan, EpisodeRun, OnBreak
+from toolgym.rollout.admission import Admission, Staleness
+from toolgym.rollout.batches import ain_batches, in_batches
+from toolgym.rollout.collection import Collection, Ended, Filters
+from toolgym.rollout.episode import EpisodePlan, EpisodeSettings
+from toolgym.rollout.groups import Group
 from toolgym.rollout.limits import Limits
-from toolgym.rollout.openings import GroupOpening
+from toolgym.rollout.prompting import OnBreak
+from toolgym.rollout.recovery import Recovery
 from toolgym.rollout.schedules import SCHEDULES, ScheduleName
+from toolgym.rollout.streams import Stream, akept, kept, place
 from toolgym.rollout.trajectory import Trajectory
-
-_STOPPING = 5.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is.
-
-    Attributes:
-        total: trajectories asked for.
-        finished: trajectories that have ended, in whatever way.
-        solved: of them, solved.
-        failed: of them, ended by a failure of ours.
-        turns: messages of the model in the finished ones.
-        sampled_tokens: tokens that the model sampled in the finished ones.
-    """
-
-    total: int
-    finished: int = 0
-    solved: int = 0
-    failed: int = 0
-    turns: int = 0
-    sampled_tokens: int = 0
-
-    def plus(self, trajectory: Trajectory) -> "Progress":
-        """The progress after one more trajectory."""
-        return Progress(
-            self.total,
-            self.finished + 1,
-            self.solved + trajectory.solved,
-            self.failed + (trajectory.failure is not None),
-            self.turns + len(trajectory.turns),
-            self.sampled_tokens + int(trajectory.loss_mask.sum()),
-        )
+from toolgym.rollout.watchdog import Watch
 
 
 @dataclass(frozen=True)
@@ -61,7 +33,8 @@ class Collector:
     """Collects trajectories: every task, ``group_size`` times, each with a stop reason.
 
     The slots of ``envs`` are stepped on their own event loop, all of them together; what happens to one episode never
-    touches another. The collector does not close ``envs`` or ``policy``.
+    touches another. The collector does not close ``envs`` or ``policy``. See also `rollout`, which gathers all that
+    comes out of it.
 
     Args:
         envs: a `ToolVectorEnv`, as `gymnasium.make_vec` makes it. Nothing else may step it while a collection runs.
@@ -74,6 +47,11 @@ class Collector:
         env_id: name of the environment, for the record.
         on_break: what is done where a prompt cannot be extended exactly, see the chat format's certificate:
             ``"stop"`` ends that episode, ``"split"`` goes on from a new prompt, as another training sample.
+        recovery: what is done about failures.
+        admission: how many episodes may be under way.
+        filters: which trajectories and groups are kept out of the results.
+        evaluation: whether this is for evaluation rather than for training; environments and rewards are told so.
+        watch: when a slot counts as stuck, and who hears of it.
 
     Raises:
         ConfigurationError: another kind of environment, an unknown schedule, a negative seed, or limits beyond what
@@ -89,18 +67,23 @@ class Collector:
     seed: int = 0
     env_id: str | None = None
     on_break: OnBreak = "stop"
+    recovery: Recovery = field(default_factory=Recovery)
+    admission: Admission = field(default_factory=Admission)
+    filters: Filters = field(default_factory=Filters)
+    evaluation: bool = False
+    watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
         if not isinstance(self.envs, ToolVectorEnv):
             raise ConfigurationError(f"expected a ToolVectorEnv without wrappers, actual {self.envs}")
-        for name, kind in (("policy", Policy), ("chat", ChatFormat), ("limits", Limits), ("sampling", Sampling)):
+        for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise ConfigurationError(f"expected {name} as a {kind.__name__}, actual {getattr(self, name)!r:.100}")
         if self.schedule not in tuple(SCHEDULES):
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
         if self.on_break not in get_args(OnBreak):
             raise ConfigurationError(f"expected on_break as 'stop' or 'split', actual {self.on_break!r}")
-        _check_count("seed", self.seed, least=0)
+        check_count("seed", self.seed, least=0)
         check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
@@ -118,12 +101,13 @@ class Collector:
             first_index: index of the first task: collections of one run number their tasks on.
 
         Returns:
-            ``len(tasks) * group_size`` trajectories.
+            ``len(tasks) * group_size`` trajectories, less those that the filters reject.
 
         Raises:
             ConfigurationError: a group size below 1, or more tasks than the source has.
+            CollectionFailed: a failure, where `Recovery` says so. `rollout` keeps what was finished; this does not.
         """
-        return sorted(self.stream(tasks, group_size, first_index=first_index), key=_place)
+        return sorted(self.stream(tasks, group_size, first_index=first_index), key=place)
 
     def stream(self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0) -> Iterator[Trajectory]:
         """Like `collect`, but yields each trajectory when it ends.
@@ -133,52 +117,94 @@ class Collector:
         Raises:
             ToolgymError: (while iterating) the environments were closed, or somebody else uses them.
         """
-        plans = self._plans(tasks, group_size, first_index)
-        return self._stream(plans, group_size)
-
-    def _stream(self, plans: Sequence[EpisodePlan], group_size: int) -> Iterator[Trajectory]:
-        arrived: queue.SimpleQueue[Trajectory | None] = queue.SimpleQueue()
-        loop = self._slots.loop
-        running = loop.run(_spawn(self._run(plans, group_size, arrived.put), lambda _: arrived.put(None)))
-        try:
-            while (trajectory := arrived.get()) is not None:
-                yield trajectory
-            _raise_outcome(running)
-        finally:
-            try:
-                loop.run(_stop(running), timeout=2 * _STOPPING)
-            except (ToolgymError, TimeoutError):
-                # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
-                running.cancel()
+        return kept(self.start(tasks, group_size, first_index=first_index))
 
     async def acollect(
         self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
     ) -> list[Trajectory]:
         """`collect`, awaited from any event loop."""
-        return sorted([t async for t in self.astream(tasks, group_size, first_index=first_index)], key=_place)
+        return sorted([t async for t in self.astream(tasks, group_size, first_index=first_index)], key=place)
 
     def astream(
         self, tasks: int | Sequence[Task], group_size: int = 1, *, first_index: int = 0
     ) -> AsyncIterator[Trajectory]:
         """`stream`, iterated from any event loop."""
-        plans = self._plans(tasks, group_size, first_index)
-        return self._astream(plans, group_size)
+        return akept(self.start(tasks, group_size, first_index=first_index))
 
-    async def _astream(self, plans: Sequence[EpisodePlan], group_size: int) -> AsyncIterator[Trajectory]:
-        arrived: asyncio.Queue[Trajectory | None] = asyncio.Queue()
-        here, loop = asyncio.get_running_loop(), self._slots.loop
+    def batches(
+        self, tasks: int | Sequence[Task], group_size: int, *, groups: int, max_staleness: int = 1, first_index: int = 0
+    ) -> Iterator[list[Group]]:
+        """Batches of whole groups for a trainer, whose weights change between them: ``policy.update_weights(...)``.
 
-        def put(trajectory: Trajectory | None) -> None:
-            here.call_soon_threadsafe(arrived.put_nowait, trajectory)
+        Groups come in the order in which they were begun, and while one batch is trained on, the next ones are
+        collected already, ``max_staleness`` versions ahead at most. See `Staleness`. The last batch may be smaller.
 
-        running = await loop.call(_spawn(self._run(plans, group_size, put), lambda _: put(None)))
-        try:
-            while (trajectory := await arrived.get()) is not None:
-                yield trajectory
-            _raise_outcome(running)
-        finally:
-            with contextlib.suppress(ToolgymError):  # the loop is closed already
-                await loop.call(_stop(running))
+        Args:
+            tasks: the tasks, or how many to take from the environment's source.
+            group_size: members of a group.
+            groups: of a batch; the weights go up by one version for each batch.
+            max_staleness: how many versions older than those that are trained the weights may be with which a
+                trajectory was begun.
+            first_index: index of the first task.
+
+        Raises:
+            ToolgymError: (while iterating) a trajectory is older than that: weights were updated more often than
+                once a batch.
+        """
+        staleness = Staleness(max_staleness, groups)
+        return in_batches(self.start(tasks, group_size, first_index=first_index, staleness=staleness), self.policy)
+
+    def abatches(
+        self, tasks: int | Sequence[Task], group_size: int, *, groups: int, max_staleness: int = 1, first_index: int = 0
+    ) -> AsyncIterator[list[Group]]:
+        """`batches`, iterated from any event loop."""
+        staleness = Staleness(max_staleness, groups)
+        return ain_batches(self.start(tasks, group_size, first_index=first_index, staleness=staleness), self.policy)
+
+    def start(
+        self,
+        tasks: int | Sequence[Task],
+        group_size: int = 1,
+        *,
+        first_index: int = 0,
+        staleness: Staleness | None = None,
+    ) -> "Stream":
+        """What `stream` and its like read from: a collection that begins when it is first read."""
+        check_count("group_size", group_size, least=1)
+        check_count("first_index", first_index, least=0)
+        plans = [
+            EpisodePlan(task, index, member)
+            for index, task in enumerate(take_tasks(self._slots, tasks), start=first_index)
+            for member in range(group_size)
+        ]
+        settings = EpisodeSettings(
+            self._env_id,
+            self.seed,
+            self.limits,
+            self.sampling,
+            self.on_break,
+            self.recovery,
+            self.evaluation,
+            functools.partial(getattr, self.policy, "version", None),
+        )
+
+        def collection(emit: Callable[[Ended], None]) -> Collection:
+            return Collection(
+                self._slots,
+                self.policy,
+                self.chat,
+                SCHEDULES[self.schedule],
+                settings,
+                plans,
+                group_size,
+                self.filters,
+                self.admission,
+                staleness,
+                self.watch,
+                emit,
+            )
+
+        return Stream(self._slots.loop, collection, len(plans), group_size, first_index, staleness)
 
     def config(self) -> dict[str, Any]:
         """What a run was collected with, JSON-ready."""
@@ -189,6 +215,9 @@ class Collector:
             "seed": self.seed,
             "limits": asdict(self.limits),
             "sampling": asdict(self.sampling),
+            "recovery": asdict(self.recovery),
+            "admission": asdict(self.admission),
+            "evaluation": self.evaluation,
             "chat_format": self.chat.name,
             "certificate": None if self.chat.certificate is None else self.chat.certificate.as_dict(),
             "on_break": self.on_break,
@@ -205,45 +234,18 @@ class Collector:
         spec = self.envs.spec
         return self.env_id or (spec.id if spec is not None else type(self._slots.envs[0]).__name__)
 
-    def _plans(self, tasks: int | Sequence[Task], group_size: int, first_index: int) -> list[EpisodePlan]:
-        _check_count("group_size", group_size, least=1)
-        _check_count("first_index", first_index, least=0)
-        chosen = take_tasks(self._slots, tasks)
-        return [
-            EpisodePlan(self._env_id, task, index, member, self.seed, self.sampling, self.on_break)
-            for index, task in enumerate(chosen, start=first_index)
-            for member in range(group_size)
-        ]
 
-    async def _run(self, plans: Sequence[EpisodePlan], group_size: int, emit: Callable[[Trajectory], None]) -> None:
-        openings: dict[int, GroupOpening] = {}
-        requests: set[asyncio.Task[Any]] = set()
-        ended = 0
-
-        async def begin(slot: int, plan: EpisodePlan) -> EpisodeRun:
-            # Members begin in order: after the last one nobody asks for the group again.
-            known = openings.pop(plan.task_index, None)
-            opening = known or GroupOpening(self.policy, group_size, requests)
-            if plan.member < group_size - 1:
-                openings[plan.task_index] = opening
-            env = await self._slots.fresh(slot)
-            return EpisodeRun(env, self.chat, self.limits, plan, opening.sample)
-
-        def count(trajectory: Trajectory) -> None:
-            nonlocal ended
-            ended += 1
-            emit(trajectory)
-
-        with self._slots.held("a collection"):
-            try:
-                await SCHEDULES[self.schedule](self._slots.num_envs, plans, begin, count)
-            finally:
-                for request in requests:
-                    request.cancel()
-                if requests:
-                    await asyncio.wait(requests, timeout=1.0)
-        if ended != len(plans):
-            raise ToolgymError(f"{ended} of {len(plans)} trajectories came back: this is a bug of the collector's")
+_KINDS: dict[str, type] = {
+    "policy": Policy,
+    "chat": ChatFormat,
+    "limits": Limits,
+    "sampling": Sampling,
+    "recovery": Recovery,
+    "admission": Admission,
+    "filters": Filters,
+    "evaluation": bool,
+    "watch": Watch,
+}
 
 
 def check_time(envs: ToolVectorEnv, limits: Limits) -> None:
@@ -252,7 +254,7 @@ def check_time(envs: ToolVectorEnv, limits: Limits) -> None:
     Raises:
         ConfigurationError: it is not: slow tools would count as failures of the environment.
     """
-    longest = envs.envs[0].longest_call
+    longest = min(envs.envs[0].longest_call, limits.tool_timeout or math.inf)
     if limits.step_timeout <= longest:
         raise ConfigurationError(
             f"Limits.step_timeout is {limits.step_timeout:g} s, but one tool call of the environment may take "
@@ -270,37 +272,13 @@ def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Tas
         if wrong := [task for task in tasks if not isinstance(task, Task)]:
             raise ConfigurationError(f"expected tasks as Task, actual {wrong[0]!r:.100}")
         return tasks
-    _check_count("tasks", tasks, least=0)
+    check_count("tasks", tasks, least=0)
     size = envs.tasks.size
     if size is not None and int(tasks) > size:
         raise ConfigurationError(f"expected up to {size} tasks, all that there are; {tasks} were asked for")
     return envs.tasks.take(int(tasks))
 
 
-def _check_count(name: str, value: object, *, least: int) -> None:
+def check_count(name: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ConfigurationError(f"expected {name} as an int of {least} or more, actual {value!r:.100}")
-
-
-async def _spawn(
-    work: Coroutine[Any, Any, None], when_done: Callable[["asyncio.Task[None]"], None]
-) -> "asyncio.Task[None]":
-    task = asyncio.create_task(work)
-    task.add_done_callback(when_done)
-    return task
-
-
-async def _stop(task: "asyncio.Task[None]") -> None:
-    """Cancel a collection and wait until it has let go of its slots, for a bounded time."""
-    task.cancel()
-    await asyncio.wait({task}, timeout=_STOPPING)
-
-
-def _raise_outcome(task: "asyncio.Task[None]") -> None:
-    if task.cancelled():
-        raise ToolgymError("the environments were closed while a collection ran")
-    task.result()
-
-
-def _place(trajectory: Trajectory) -> tuple[int, int]:
-    return trajectory.task_index, trajectory.member

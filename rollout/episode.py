@@ -4,57 +4,70 @@
 raises (but for cancellation): whatever goes wrong ends this episode, with its kind, and no other.
 """
 
-import math
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest, Sampling
+from toolgym.envs.context import EpisodeContext
 from toolgym.envs.errors import EnvironmentFailure, Failure
-from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage
+from toolgym.envs.messages import AssistantMessage, ToolCall
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.waiting import Overdue, within
+from toolgym.envs.waiting import described
 from toolgym.rollout.limits import Limits
-from toolgym.rollout.observations import fit
+from toolgym.rollout.prompting import OnBreak, Prompting, same_tokens
+from toolgym.rollout.recovery import Recovery
 from toolgym.rollout.seeds import environment_seed, sampling_seed
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
+from toolgym.rollout.waits import Deadline, Waits
 
 _T = TypeVar("_T")
-OnBreak = Literal["stop", "split"]
 Sampler = Callable[[SampleRequest], Awaitable[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodePlan:
-    """What one episode is to be.
+class EpisodeSettings:
+    """What all episodes of a collection have in common.
 
     Attributes:
         env_id: name of the environment, for the record.
-        task: what is to be solved.
-        task_index: position of the task in the run.
-        member: number within the task's group.
         seed: of the run.
+        limits: what an episode may use.
         sampling: how to sample.
         on_break: what is done where the prompt cannot be extended exactly: ``"stop"`` ends the episode, ``"split"``
             goes on from a new prompt that renders the whole conversation, as another training sample.
+        recovery: what is done about requests that the policy failed.
+        evaluation: whether this is for evaluation rather than for training.
+        version: the version of the policy's weights now; None where it has none.
     """
 
     env_id: str
+    seed: int
+    limits: Limits
+    sampling: Sampling
+    on_break: OnBreak
+    recovery: Recovery
+    evaluation: bool
+    version: Callable[[], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """Which episode it is.
+
+    Attributes:
+        task: what is to be solved.
+        task_index: position of the task in the run.
+        member: number within the task's group.
+    """
+
     task: Task
     task_index: int
     member: int
-    seed: int
-    sampling: Sampling
-    on_break: OnBreak = "stop"
-
-
-class _Deadline(Exception):
-    """The episode's time is up."""
 
 
 class EpisodeRun:
@@ -63,28 +76,27 @@ class EpisodeRun:
     Args:
         env: the slot's environment.
         chat: the chat format.
-        limits: what the episode may use.
-        plan: what it is to be.
+        settings: what it has in common with the others.
+        plan: which one it is.
         sampler: continues one prompt once.
     """
 
     def __init__(
-        self,
-        env: ToolEnv,
-        chat: ChatFormat,
-        limits: Limits,
-        plan: EpisodePlan,
-        sampler: Sampler,
+        self, env: ToolEnv, chat: ChatFormat, settings: EpisodeSettings, plan: EpisodePlan, sampler: Sampler
     ) -> None:
-        self._env, self._chat, self._threads, self._limits = env, chat, chat.threads, limits
+        self._env, self._settings, self._limits = env, settings, settings.limits
         self._plan, self._sampler = plan, sampler
-        self._tools = env.tools.schemas
-        self.trajectory = Trajectory(plan.env_id, plan.task.id, plan.task_index, plan.member, plan.seed)
-        self._prompt_ids: list[int] = []
-        self._sample_start = 0
+        self.trajectory = Trajectory(
+            settings.env_id, plan.task.id, plan.task_index, plan.member, settings.seed, evaluation=settings.evaluation
+        )
+        self.waits = Waits(settings.limits.episode_timeout)
+        self.hopeless = False
+        self._context = EpisodeContext(plan.task.id, plan.task_index, plan.member, settings.evaluation)
+        self._prompting = Prompting(chat, settings.limits, env.tools.schemas, self.trajectory, settings.on_break)
+        self._stops = chat.stop_token_ids
         self._tool_calls = 0
         self._unparsed = 0
-        self._spent = 0.0
+        self._return = 0.0
         self._began = time.monotonic()
 
     @property
@@ -109,132 +121,114 @@ class EpisodeRun:
         if not self.ended:
             self._end(StopReason.CANCELLED)
 
+    def fail(self, kind: str, message: str) -> None:
+        """End the episode by a failure from outside, unless it has ended."""
+        if not self.ended:
+            self._end(StopReason.ENVIRONMENT_FAILURE, Failure(kind, self.waits.what, message))
+
     async def _open(self) -> None:
-        options = {"task": self._plan.task}
-        seed = environment_seed(self._plan.seed, self._plan.task_index)
-        reset = self._env.areset(seed=seed, options=options)
-        observation, _ = await self._within("reset", reset, self._limits.reset_timeout)
+        self._context.policy_version = self._settings.version()
+        options = {"task": self._plan.task, "context": self._context}
+        reset = self._env.areset(seed=environment_seed(self._settings.seed, self._plan.task_index), options=options)
+        observation, _ = await self.waits.within("reset", "reset of the environment", reset, self._limits.reset_timeout)
         self.trajectory.messages = observation
-        self._prompt_ids = await self._threads.run(lambda: self._chat.open(observation, self._tools))
-        if len(self._prompt_ids) >= self._limits.max_trajectory_tokens:
-            await self._truncate(StopReason.PROMPT_TOO_LONG)
-            return
-        self.trajectory.append(SegmentKind.PROMPT, self._prompt_ids)
+        stopped = await self.waits.named("the chat format", self._prompting.open(observation))
+        if stopped is not None:
+            await self._truncate(stopped)
 
     async def _sample(self) -> Completion:
-        turn = len(self.trajectory.turns)
-        plan = self._plan
-        request = SampleRequest(
-            prompt_ids=tuple(self._prompt_ids),  # a copy: what a policy does to it must not change the record
-            max_tokens=min(self._limits.max_completion_tokens, self._room),
-            seed=sampling_seed(plan.seed, plan.task_index, plan.member, turn),
-            sampling=plan.sampling,
-            stop_token_ids=self._chat.stop_token_ids,
+        """One answer. A request that fails is made again, with the same seed; the wait between doubles."""
+        request, recovery = self._request(), self._settings.recovery
+        for attempt in range(recovery.request_retries):
+            try:
+                return await self._ask(request)
+            except PolicyFailure as failure:
+                if failure.permanent:
+                    raise
+                pause, why = recovery.delay(attempt), str(failure)
+            await self.waits.within("sample", f"the policy to recover from: {why:.200}", asyncio.sleep(pause), pause + 60)
+        return await self._ask(request)
+
+    async def _ask(self, request: SampleRequest) -> Completion:
+        try:
+            return await self.waits.within(
+                "sample", "the policy", self._sampler(request), self._limits.sample_timeout
+            )
+        except (PolicyFailure, Deadline):
+            raise
+        except Exception as error:  # a policy may raise anything: it is its failure, and of this request alone
+            raise PolicyFailure(described(error), kind="sample_raised") from error
+
+    def _request(self) -> SampleRequest:
+        turn, plan, settings = len(self.trajectory.turns), self._plan, self._settings
+        return SampleRequest(
+            prompt_ids=self._prompting.ids,
+            max_tokens=self._prompting.room(last=turn + 1 >= self._limits.max_turns),
+            seed=sampling_seed(settings.seed, plan.task_index, plan.member, turn),
+            sampling=settings.sampling,
+            stop_token_ids=self._stops,
             task=plan.task,
             member=plan.member,
             turn=turn,
             messages=self.trajectory.messages,
         )
-        return await self._within("sample", self._sampler(request), self._limits.sample_timeout)
 
     async def _act(self, completion: Completion) -> None:
-        if completion.finish_reason is FinishReason.ABORT:
-            raise PolicyFailure("the policy aborted the request")
-        if completion.prompt_ids is not None and not np.array_equal(completion.prompt_ids, self._prompt_ids):
-            failure = Failure("token_mismatch", "sample", _difference(self._prompt_ids, completion.prompt_ids))
-            self._end(StopReason.TOKEN_MISMATCH, failure)
+        prompt = self._prompting.ids
+        if completion.prompt_ids is not None and (parted := same_tokens(prompt, completion.prompt_ids)):
+            self._end(StopReason.TOKEN_MISMATCH, Failure("token_mismatch", "sample", parted))
             return
         sampled = completion.token_ids.tolist()
-        said = await self._record(completion, sampled)
-        if stopped := await self._why_not(said, sampled, completion.finish_reason):
+        said = await self._record(completion, prompt, sampled)
+        if completion.finish_reason is FinishReason.ABORT:
+            raise PolicyFailure("the policy broke the answer off, and did not go on with it")
+        if stopped := await self._why_not(said, prompt, sampled, completion.finish_reason):
             await self._truncate(stopped, said)
             return
         self._tool_calls += len(said.tool_calls)
-        # Scoring an answer is not cut short by the episode's deadline: the model is done.
-        step = self._within("step", self._env.astep(said), self._limits.step_timeout, overtime=not said.tool_calls)
-        observation, reward, terminated, truncated, info = await step
-        self.trajectory.turns[-1] = replace(self.trajectory.turns[-1], calls=info.get("calls", ()), reward=reward)
+        observation, reward, terminated, truncated, info = await self._step(said)
+        self._return += reward
+        self.trajectory.turns[-1] = replace(
+            self.trajectory.turns[-1], calls=info.get("calls", ()), reward=reward, score=info.get("step_score", {})
+        )
         if terminated or truncated:
             self.trajectory.messages += observation
             by_tool = StopReason.ENDED_BY_TOOL if said.tool_calls else StopReason.ANSWERED
-            self._score(StopReason.ENDED_BY_ENVIRONMENT if truncated else by_tool, reward, info)
+            self._score(StopReason.ENDED_BY_ENVIRONMENT if truncated else by_tool, info)
             return
-        await self._extend(sampled, observation)
+        extended = await self.waits.named("the chat format", self._prompting.extend(prompt, sampled, observation))
+        self.trajectory.messages = (*self.trajectory.messages, *extended.messages)
+        self.trajectory.detail = extended.refused
+        if extended.stopped is not None:
+            await self._truncate(extended.stopped)
 
-    async def _record(self, completion: Completion, sampled: list[int]) -> AssistantMessage:
+    async def _step(self, said: AssistantMessage) -> Any:
+        names = ", ".join(dict.fromkeys(str(call.name) for call in said.tool_calls))
+        step = self._env.astep(said, tool_timeout=self._limits.tool_timeout)
+        # Scoring an answer is not cut short by the episode's deadline: the model is done.
+        what = f"tools: {names}" if names else "score of the environment"
+        return await self.waits.within("step", what, step, self._limits.step_timeout, scoring=not said.tool_calls)
+
+    async def _record(self, completion: Completion, prompt: Any, sampled: list[int]) -> AssistantMessage:
         """Record a turn before it is parsed, so that what was sampled is never lost; then parse it."""
+        if not sampled:
+            raise PolicyFailure("the policy broke the answer off before its first token, and did not go on with it")
         self.trajectory.append(SegmentKind.ACTION, completion)
-        turn = Turn(completion.finish_reason, len(self._prompt_ids), len(sampled))
-        self.trajectory.turns.append(turn)
-        number = len(self.trajectory.turns) - 1
-        prompt_ids = self._prompt_ids
-        said = await self._threads.run(lambda: self._chat.parse(sampled, prompt_ids, self._tools))
+        number = len(self.trajectory.turns)
+        self.trajectory.turns.append(Turn(completion.finish_reason, len(prompt), len(sampled)))
+        self._context.policy_version = int(completion.versions[-1])
+        said = await self.waits.named("the chat format", self._prompting.parse(sampled, prompt))
         said = said.with_call_ids(f"call_{self._plan.task_index}_{self._plan.member}_{number}_")
         self.trajectory.messages = (*self.trajectory.messages, said)
         return said
 
-    async def _extend(self, sampled: list[int], observation: Sequence[Message]) -> None:
-        prompt_ids = self._prompt_ids
-
-        def encode(messages: Sequence[Message]) -> list[int]:
-            return self._chat.extend(prompt_ids, sampled, messages, self._tools)
-
-        # One token must be left to sample.
-        room = min(self._limits.max_observation_tokens, self._room - 1)
-        try:
-            fitted = await self._threads.run(lambda: fit(observation, encode, room, self._limits.observation_keep))
-        except TemplateRefused:
-            if self._plan.on_break == "split":
-                await self._split(observation)
-                return
-            self.trajectory.messages = (*self.trajectory.messages, *observation)
-            raise
-        if fitted is None:
-            await self._does_not_fit(observation, full=room < self._limits.max_observation_tokens)
-            return
-        shown, delta = fitted
-        self.trajectory.messages = (*self.trajectory.messages, *shown)
-        self.trajectory.append(SegmentKind.OBSERVATION, delta)
-        self._prompt_ids = [*self._prompt_ids, *sampled, *delta]
-
-    async def _split(self, observation: Sequence[Message]) -> None:
-        """Go on from a new prompt, in which the whole conversation is rendered, as another sample."""
-        messages = self.trajectory.messages
-
-        def encode(shown: Sequence[Message]) -> list[int]:
-            return self._chat.open((*messages, *shown), self._tools)
-
-        def fitted() -> tuple[int, tuple[tuple[Message, ...], list[int]] | None]:
-            least = len(encode(_emptied(observation)))
-            room = min(least + self._limits.max_observation_tokens, self._limits.max_trajectory_tokens - 1)
-            return least, fit(observation, encode, room, self._limits.observation_keep)
-
-        try:
-            least, found = await self._threads.run(fitted)
-        except TemplateRefused:
-            self.trajectory.messages = (*messages, *observation)
-            raise
-        if found is None:
-            await self._does_not_fit(observation, full=least >= self._limits.max_trajectory_tokens - 1)
-            return
-        shown, self._prompt_ids = found
-        self.trajectory.messages = (*messages, *shown)
-        self._sample_start = len(self.trajectory)
-        self.trajectory.begin_sample(self._prompt_ids)
-
-    async def _does_not_fit(self, observation: Sequence[Message], *, full: bool) -> None:
-        self.trajectory.messages = (*self.trajectory.messages, *observation)
-        await self._truncate(StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
-
-    @property
-    def _room(self) -> int:
-        """How many tokens are left of the trajectory, or of its sample where it was split."""
-        return self._limits.max_trajectory_tokens - (len(self.trajectory) - self._sample_start)
-
-    async def _why_not(self, said: AssistantMessage, sampled: list[int], finish: FinishReason) -> StopReason | None:
+    async def _why_not(
+        self, said: AssistantMessage, prompt: Any, sampled: list[int], finish: FinishReason
+    ) -> StopReason | None:
         """Why a message is not acted on, if a limit says so."""
         if finish is FinishReason.LENGTH:
-            return StopReason.TRAJECTORY_BUDGET if self._room <= 0 else StopReason.COMPLETION_CUT
+            whole = len(sampled) >= self._limits.max_completion_tokens
+            return StopReason.COMPLETION_CUT if whole else StopReason.TRAJECTORY_BUDGET
         if not said.tool_calls:
             return None
         parsed = any(isinstance(call, ToolCall) for call in said.tool_calls)
@@ -246,74 +240,52 @@ class EpisodeRun:
         if self._tool_calls + len(said.tool_calls) > self._limits.max_tool_calls:
             return StopReason.MAX_TOOL_CALLS
         # Not even empty answers would fit: a call that is doomed is not made.
-        return StopReason.TRAJECTORY_BUDGET if await self._doomed(said, sampled) else None
-
-    async def _doomed(self, said: AssistantMessage, sampled: list[int]) -> bool:
-        """Whether the answers to a message's calls cannot fit, even if all of them are cut to nothing."""
-        if self._room - 1 >= self._limits.max_observation_tokens:
-            return False
-        marker = "[... 999999 characters cut ...]"  # what is left of an answer that is cut away
-        cut = [ToolMessage(marker, call.id, call.name) for call in said.tool_calls]
-        prompt_ids = self._prompt_ids
-        try:
-            delta = await self._threads.run(lambda: self._chat.extend(prompt_ids, sampled, cut, self._tools))
-        except TemplateRefused:
-            if self._plan.on_break == "stop":
-                raise
-            whole = (*self.trajectory.messages, *cut)
-            prompt = await self._threads.run(lambda: self._chat.open(whole, self._tools))
-            return len(prompt) > self._limits.max_trajectory_tokens - 1
-        return len(delta) > self._room - 1
+        doomed = await self.waits.named("the chat format", self._prompting.doomed(prompt, sampled, said))
+        return StopReason.TRAJECTORY_BUDGET if doomed else None
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
         """End the episode by a budget, and score what there is."""
-        step = await self._within("score", self._env.atruncate(last), self._limits.step_timeout, overtime=True)
-        self._score(reason, step[1], step[4])
+        ending = self._env.atruncate(last)
+        _, reward, _, _, info = await self.waits.within(
+            "score", "score of the environment", ending, self._limits.step_timeout, scoring=True
+        )
+        self._return += reward
+        self._score(reason, info)
 
-    def _score(self, reason: StopReason, reward: float, info: dict[str, Any]) -> None:
-        self.trajectory.reward = reward
+    def _score(self, reason: StopReason, info: dict[str, Any]) -> None:
+        self.trajectory.reward = self._return
         self.trajectory.score = info["score"]
         self.trajectory.solved = info["solved"]
         self._end(reason)
 
     def _end(self, reason: StopReason, failure: Failure | None = None) -> None:
         self.trajectory.stop_reason, self.trajectory.failure = reason, failure
+        self.trajectory.stats = self._context.stats.as_dict()
         self.trajectory.seconds = time.monotonic() - self._began
         self.trajectory.finish()
-
-    async def _within(self, where: str, work: Awaitable[_T], limit: float, *, overtime: bool = False) -> _T:
-        """Await within a limit and within what is left of the episode's time (unless in ``overtime``)."""
-        left = math.inf if overtime else self._limits.episode_timeout - self._spent
-        began = time.monotonic()
-        try:
-            return await within(work, min(limit, max(left, 0.0)))
-        except Overdue as overdue:
-            if left < limit and self._env.running:
-                raise _Deadline from overdue
-            if where == "sample":
-                raise PolicyFailure(f"no answer within {min(limit, left):g} s") from overdue
-            text = f"{where} took over {min(limit, left):g} s"
-            raise EnvironmentFailure(text, kind=f"{where}_timeout") from overdue
-        finally:
-            # Its own waiting alone: what others take in a round of lockstep is not held against it.
-            self._spent += time.monotonic() - began
 
     async def _guard(self, where: str, work: Awaitable[_T]) -> _T | None:
         """Await a stage of the episode; whatever it raises ends the episode."""
         try:
             return await work
-        except _Deadline:
-            await self._guard("score", self._truncate(StopReason.EPISODE_DEADLINE))
+        except Deadline:
+            await self._guard("score", self._overdue(where))
         except TemplateRefused as refused:
             await self._guard("score", self._refused(refused))
         except PolicyFailure as failure:
-            self._end(StopReason.POLICY_FAILURE, Failure("policy_failure", where, str(failure)))
+            self.hopeless = failure.permanent
+            self._end(StopReason.POLICY_FAILURE, Failure(failure.kind, where, str(failure)))
         except EnvironmentFailure as failure:
             self._end(StopReason.ENVIRONMENT_FAILURE, Failure(failure.kind, where, str(failure)))
         except Exception as error:  # noqa: BLE001 - isolation: one bad episode never takes the others with it
-            reason = StopReason.POLICY_FAILURE if where == "sample" else StopReason.ENVIRONMENT_FAILURE
-            self._end(reason, Failure(f"{where}_raised", where, f"{type(error).__name__}: {error}"))
+            self._end(StopReason.ENVIRONMENT_FAILURE, Failure(f"{where}_raised", where, described(error)))
         return None
+
+    async def _overdue(self, where: str) -> None:
+        if not self._env.running:  # it has not begun, or is being scored
+            text = f"the episode's time of {self._limits.episode_timeout:g} s was up"
+            raise EnvironmentFailure(text, kind=f"{where}_timeout")
+        await self._truncate(StopReason.EPISODE_DEADLINE)
 
     async def _refused(self, refused: TemplateRefused) -> None:
         if not self.trajectory.segments:
@@ -321,15 +293,3 @@ class EpisodeRun:
         self.trajectory.detail = str(refused)
         await self._truncate(StopReason.TEMPLATE_REFUSED)
 
-
-def _emptied(observation: Sequence[Message]) -> list[Message]:
-    """An observation in which tools said next to nothing."""
-    return [replace(message, content="-") if isinstance(message, ToolMessage) else message for message in observation]
-
-
-def _difference(recorded: Sequence[int], fed: Any) -> str:
-    """Where two prompts part."""
-    same = next(
-        (k for k, (a, b) in enumerate(zip(recorded, fed, strict=False)) if a != b), min(len(recorded), len(fed))
-    )
-    return f"recorded {len(recorded)} prompt tokens, the engine was fed {len(fed)}; they part at {same}"

@@ -12,18 +12,29 @@ from toolgym.rollout.observations import Keep
 class Limits:
     """What one episode may use. Every value is above zero.
 
+    Tokens are kept free in advance for what must still come, so that nothing is begun that cannot be ended: a turn is
+    asked for only where ``min_completion_tokens`` are left, and a turn that may call tools leaves
+    ``reserved_observation_tokens`` for their answers. A call whose answers could not fit even when they are cut to
+    nothing (there may be many calls in one turn) is not made. All of these end the episode by its trajectory's budget,
+    and are scored.
+
     Attributes:
         max_turns: messages of the model. Calls in the last allowed turn are not run: nobody would read the answers.
         max_tool_calls: tool calls in all, those that fail included.
         max_parse_retries: how many times in a row a message in which no call can be parsed is answered with the reason.
         max_trajectory_tokens: prompt, completions and observations together.
         max_completion_tokens: of one turn.
+        min_completion_tokens: what a turn needs at least: with less, nothing is asked for. At most
+            ``max_completion_tokens`` counts.
+        reserved_observation_tokens: left free by every turn but the last allowed one, for the wrapper of the tools'
+            answers; at most ``max_observation_tokens`` counts.
         max_observation_tokens: of one turn's new messages with their wrapper. Longer tool output is cut until it fits
             this and what is left of the trajectory, with a marker that says so.
         observation_keep: which part of over-long tool output is kept: its ``"tail"`` (where tracebacks end), its
             ``"head"``, or both ``"ends"``.
         reset_timeout: seconds to begin an episode.
         sample_timeout: seconds for one answer of the policy.
+        tool_timeout: seconds for one tool call, whatever the tool itself says, if that is longer; None: the tool's own.
         step_timeout: seconds for all tool calls of one turn, scoring included.
         episode_timeout: seconds that an episode may spend waiting for its policy, its environment and its tools.
 
@@ -36,10 +47,13 @@ class Limits:
     max_parse_retries: int = 3
     max_trajectory_tokens: int = 4_096
     max_completion_tokens: int = 512
+    min_completion_tokens: int = 16
+    reserved_observation_tokens: int = 64
     max_observation_tokens: int = 1_024
     observation_keep: Keep = "tail"
     reset_timeout: float = 120.0
     sample_timeout: float = 600.0
+    tool_timeout: float | None = None
     step_timeout: float = 120.0
     episode_timeout: float = 1_800.0
 
@@ -52,6 +66,8 @@ class Limits:
             if entry.name == "observation_keep":
                 continue
             value = getattr(self, entry.name)
+            if entry.name == "tool_timeout" and value is None:
+                continue
             if entry.type in (int, "int") and not isinstance(value, int):
                 raise ConfigurationError(f"expected Limits.{entry.name} as an int, actual {value!r}")
             if isinstance(value, bool) or not isinstance(value, int | float):

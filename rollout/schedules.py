@@ -1,77 +1,99 @@
 """In which order a run's episodes advance. With a deterministic policy all schedules give the same trajectories."""
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
 
 from toolgym.rollout.episode import EpisodePlan, EpisodeRun
-from toolgym.rollout.trajectory import Trajectory
 
 ScheduleName = Literal["overlap", "lockstep"]
-Begin = Callable[[int, EpisodePlan], Awaitable[EpisodeRun]]
-Emit = Callable[[Trajectory], None]
+_SLICE = 32  # slots that begin in one iteration of the event loop: more would hold it up
 
 
-class Schedule(Protocol):
-    """Runs all plans on the slots, and emits each trajectory once, when it has ended; also those that are cancelled."""
+class Episodes(Protocol):
+    """Where a schedule gets its episodes from, and what it does with them. See `Collection`."""
 
-    async def __call__(self, slots: int, plans: Iterable[EpisodePlan], begin: Begin, emit: Emit) -> None:
-        """Returns when all plans have been run."""
+    async def next(self, slot: int) -> EpisodePlan | None:
+        """The next episode, when it may begin; None if there is none left."""
+        ...
+
+    def ready(self) -> EpisodePlan | None:
+        """The next episode, if one may begin right now."""
+        ...
+
+    async def begin(self, slot: int, plan: EpisodePlan) -> EpisodeRun:
+        """Put an episode into a slot."""
+        ...
+
+    async def play(self, run: EpisodeRun, stage: Awaitable[Any]) -> Any:
+        """Await a stage of an episode, which ends it if somebody cancels it unasked."""
+        ...
+
+    async def ended(self, slot: int, run: EpisodeRun) -> bool:
+        """Take an episode that has ended. Returns whether it is to be begun anew."""
         ...
 
 
-async def overlap(slots: int, plans: Iterable[EpisodePlan], begin: Begin, emit: Emit) -> None:
+Schedule = Callable[[int, Episodes], Awaitable[None]]
+
+
+async def overlap(slots: int, episodes: Episodes) -> None:
     """One coroutine a slot; a slot that finishes takes the next plan at once."""
-    waiting = deque(plans)
 
     async def work(slot: int) -> None:
-        while waiting:
-            run = await begin(slot, waiting.popleft())
-            try:
-                await _play(run)
-            finally:
-                run.cancel()  # unless it has ended, which it has, but where this task is cancelled
-                emit(run.trajectory)
+        while (plan := await episodes.next(slot)) is not None:
+            again = True
+            while again:
+                run = await episodes.begin(slot, plan)
+                await episodes.play(run, _whole(run))
+                again = await episodes.ended(slot, run)
 
     async with asyncio.TaskGroup() as group:
-        for slot in range(min(slots, len(waiting))):
-            group.create_task(work(slot))
+        for slot in range(slots):
+            group.create_task(work(slot), name=f"toolgym slot {slot}")
+            if slot % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
 
 
-async def lockstep(slots: int, plans: Iterable[EpisodePlan], begin: Begin, emit: Emit) -> None:
-    """Round by round: all sampling of a round together, then all tool calls of the round together."""
-    waiting = deque(plans)
-    while waiting:
-        runs = [await begin(slot, waiting.popleft()) for slot in range(min(slots, len(waiting)))]
-        active = runs
-        try:
-            await asyncio.gather(*(run.open() for run in runs))
-            while active := _emit_ended(active, emit):
-                completions = await asyncio.gather(*(run.sample() for run in active))
-                await asyncio.gather(
-                    *(run.act(said) for run, said in zip(active, completions, strict=True) if said is not None)
-                )
-        finally:
-            for run in active:
-                run.cancel()
-            _emit_ended(active, emit)
+async def lockstep(slots: int, episodes: Episodes) -> None:
+    """Round by round: all sampling of a round together, then all tool calls of the round together.
+
+    The batch is what may begin at once, and shrinks as its episodes end; the next one begins when all have.
+    """
+    again: list[EpisodePlan] = []
+    while True:
+        first = again.pop() if again else await episodes.next(0)
+        if first is None:
+            return
+        plans = [first]
+        while len(plans) < slots and (plan := again.pop() if again else episodes.ready()) is not None:
+            plans.append(plan)
+        runs = [await episodes.begin(slot, plan) for slot, plan in enumerate(plans)]
+        await asyncio.gather(*(episodes.play(run, run.open()) for run in runs))
+        again = await _rounds(episodes, dict(enumerate(runs)), dict(enumerate(plans)))
 
 
-async def _play(run: EpisodeRun) -> None:
+async def _rounds(episodes: Episodes, active: dict[int, EpisodeRun], plans: dict[int, EpisodePlan]) -> list[EpisodePlan]:
+    """Play a batch to its end; returns what is to be begun anew."""
+    again = []
+    while True:
+        for slot in [slot for slot, run in active.items() if run.ended]:
+            if await episodes.ended(slot, active.pop(slot)):
+                again.append(plans[slot])
+        if not active:
+            return again
+        runs = list(active.values())
+        said = await asyncio.gather(*(episodes.play(run, run.sample()) for run in runs))
+        acting = [(run, completion) for run, completion in zip(runs, said, strict=True) if completion is not None]
+        await asyncio.gather(*(episodes.play(run, run.act(completion)) for run, completion in acting))
+
+
+async def _whole(run: EpisodeRun) -> None:
     await run.open()
     while not run.ended:
         completion = await run.sample()
         if completion is not None:
             await run.act(completion)
-
-
-def _emit_ended(runs: Sequence[EpisodeRun], emit: Emit) -> list[EpisodeRun]:
-    """Emit what has ended; return what has not."""
-    for run in runs:
-        if run.ended:
-            emit(run.trajectory)
-    return [run for run in runs if not run.ended]
 
 
 SCHEDULES: dict[ScheduleName, Schedule] = {"overlap": overlap, "lockstep": lockstep}

@@ -12,6 +12,7 @@ import platform
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -198,9 +199,15 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "score": trajectory.score,
         "solved": trajectory.solved,
         "detail": trajectory.detail,
-        "failure": failure and {"kind": failure.kind, "where": failure.where, "message": failure.message},
+        "failure": failure and asdict(failure),
+        "earlier": [asdict(failure) for failure in trajectory.earlier],
         "seconds": trajectory.seconds,
-        "turns": [[t.finish_reason, t.prompt_tokens, t.completion_tokens, t.calls, t.reward] for t in trajectory.turns],
+        "evaluation": trajectory.evaluation,
+        "stats": trajectory.stats,
+        "turns": [
+            [t.finish_reason, t.prompt_tokens, t.completion_tokens, t.calls, t.reward, dict(t.score)]
+            for t in trajectory.turns
+        ],
         "messages": [to_dict(message) for message in trajectory.messages],
         "segments": [[segment.kind, segment.start, segment.end] for segment in trajectory.segments],
         "input_ids": trajectory.input_ids.tolist(),
@@ -223,7 +230,7 @@ def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
         member=entry["member"],
         seed=entry["seed"],
         messages=tuple(from_dict(message) for message in entry["messages"]),
-        turns=[Turn(FinishReason(f), p, c, tuple(calls), r) for f, p, c, calls, r in entry["turns"]],
+        turns=[Turn(FinishReason(f), p, c, tuple(calls), r, *score) for f, p, c, calls, r, *score in entry["turns"]],
         stop_reason=None if reason is None else StopReason(reason),
         reward=entry["reward"],
         score=dict(entry["score"]),
@@ -231,6 +238,9 @@ def trajectory_from_dict(entry: Mapping[str, Any]) -> Trajectory:
         failure=None if failure is None else Failure(**failure),
         detail=entry.get("detail", ""),
         seconds=entry["seconds"],
+        evaluation=entry.get("evaluation", False),
+        earlier=tuple(Failure(**failure) for failure in entry.get("earlier", ())),
+        stats={name: tuple(values) for name, values in entry.get("stats", {}).items()},
     )
     ids = np.asarray(entry["input_ids"], dtype=np.int32)
     logprobs = np.asarray(entry["logprobs"], dtype=np.float32)

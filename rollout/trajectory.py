@@ -89,7 +89,8 @@ class Turn:
         prompt_tokens: length of the prompt it was sampled from.
         completion_tokens: how many tokens were sampled.
         calls: how each of its tool calls ended, in order; empty if they were not run.
-        reward: what this step gave; 0.0 until the episode ends.
+        reward: what this step gave; with its last step comes the score of the whole.
+        score: the components of what was judged at this step, by name; empty without step rewards.
     """
 
     finish_reason: FinishReason
@@ -97,6 +98,7 @@ class Turn:
     completion_tokens: int
     calls: tuple[str, ...] = ()
     reward: float = 0.0
+    score: Mapping[str, float] = field(default_factory=dict)
 
 
 class TokenColumns:
@@ -153,12 +155,16 @@ class Trajectory:
         messages: the conversation; what was sampled is in the tokens, exactly.
         turns: one for each message of the model.
         stop_reason: why it ended; None while it runs.
-        reward: of the finished episode; None where it failed or was cancelled: absent, not zero.
-        score: the reward's components.
+        reward: of the finished episode, its steps and its end together; None where it failed or was cancelled:
+            absent, not zero.
+        score: the components of what was judged at the end.
         solved: whether the task was solved.
         failure: what went wrong on our side, if anything did.
         detail: more about why it ended, in words; empty where the stop reason says all.
         seconds: wall time from reset to end.
+        evaluation: whether it was made for evaluation rather than for training.
+        earlier: the failures of earlier attempts, where the episode was begun anew.
+        stats: what environment, tools and rewards have noted in `EpisodeContext.stats`, by name.
     """
 
     env_id: str
@@ -176,6 +182,9 @@ class Trajectory:
     failure: Failure | None = None
     detail: str = ""
     seconds: float = 0.0
+    evaluation: bool = False
+    earlier: tuple[Failure, ...] = ()
+    stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
     _tokens: TokenColumns = field(default_factory=TokenColumns, repr=False)
 
     @property

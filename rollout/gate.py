@@ -1,0 +1,131 @@
+"""`Gate`: lets a collection's episodes begin, in order, one by one, when admission allows."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from toolgym.agents.policy import Policy
+from toolgym.rollout.admission import Admission, InFlight, Staleness
+from toolgym.rollout.episode import EpisodePlan
+
+
+class Gate:
+    """Where slots wait for their next episode. All of it happens on the event loop of the environments.
+
+    Args:
+        plans: the episodes, in the order in which they may begin; the members of a group one after the other.
+        admission: how many may be under way.
+        staleness: how old weights may be; None: as old as they get.
+        policy: asked for its load and its version, where it tells.
+    """
+
+    def __init__(
+        self, plans: Sequence[EpisodePlan], admission: Admission, staleness: Staleness | None, policy: Policy
+    ) -> None:
+        self._plans = deque(plans)
+        self._first_index = plans[0].task_index if plans else 0
+        self._admission, self._staleness = admission, staleness
+        self._load: Callable[[], object] = getattr(policy, "load", lambda: None)
+        self._policy = policy
+        self._first_version = self._version
+        self._slots: deque[tuple[int, asyncio.Future[EpisodePlan | None]]] = deque()
+        self._episodes = self._groups = self._dropped = self._emitted = 0
+        self.read = 0
+        """Trajectories that were read; counted up by the reader, in whatever thread."""
+        self.reason, self.since = "", time.monotonic()
+
+    @property
+    def plans_left(self) -> int:
+        """Episodes that have not begun."""
+        return len(self._plans)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The slots that wait here."""
+        return [slot for slot, _ in self._slots]
+
+    async def next(self, slot: int) -> EpisodePlan | None:
+        """The next episode, when it may begin; None if there is none left."""
+        if not self._plans:
+            return None
+        if not self._slots and (plan := self.ready()) is not None:
+            return plan
+        future: asyncio.Future[EpisodePlan | None] = asyncio.get_running_loop().create_future()
+        self._slots.append((slot, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and (plan := future.result()) is not None:
+                self._plans.appendleft(plan)
+                self._episodes -= 1
+            raise
+        finally:
+            self._slots = deque(entry for entry in self._slots if entry[1] is not future)
+
+    def ready(self) -> EpisodePlan | None:
+        """The next episode, if one may begin right now."""
+        if not self._plans:
+            return None
+        reason = self._refusal(self._plans[0])
+        if reason != self.reason:
+            self.reason, self.since = reason, time.monotonic()
+        if reason:
+            return None
+        plan = self._plans.popleft()
+        self._episodes += 1
+        self._groups = max(self._groups, plan.task_index + 1 - self._first_index)
+        return plan
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether nothing runs, and newer weights do not come for longer than is waited for."""
+        idle = time.monotonic() - self.since
+        stale = self.reason.startswith("newer weights")
+        return stale and self._episodes == 0 and idle > self._admission.weights_timeout
+
+    def ended(self, emitted: int, *, dropped_group: bool = False) -> None:
+        """An episode has ended, and so many trajectories were handed to the reader."""
+        self._episodes -= 1
+        self._emitted += emitted
+        self._dropped += dropped_group
+        self.release()
+
+    def close(self) -> list[EpisodePlan]:
+        """Let nobody in any more. Returns the episodes that have not begun."""
+        left = list(self._plans)
+        self._plans.clear()
+        self.release()
+        return left
+
+    def release(self) -> None:
+        """Let slots in, as far as admission allows now."""
+        while self._slots:
+            if self._slots[0][1].done():  # cancelled
+                self._slots.popleft()
+                continue
+            plan = self.ready()
+            if plan is None and self._plans:
+                return
+            self._slots.popleft()[1].set_result(plan)
+
+    def _refusal(self, plan: EpisodePlan) -> str:
+        load = self._load()
+        state = InFlight(
+            self._episodes,
+            self._emitted - self.read,
+            getattr(load, "kv_usage", None),
+            getattr(load, "waiting", None),
+        )
+        if self._staleness is not None and self._is_new(plan):
+            held, updates = self._groups - self._dropped, self._version - self._first_version
+            if not self._staleness.admits(held, updates):
+                return f"newer weights than version {self._version}, after {held} groups"
+        return self._admission.refusal(state) or ""
+
+    def _is_new(self, plan: EpisodePlan) -> bool:
+        return plan.task_index - self._first_index >= self._groups
+
+    @property
+    def _version(self) -> int:
+        return int(getattr(self._policy, "version", 0))

@@ -1,0 +1,139 @@
+"""`Stream`: reading a collection, which runs on another thread's event loop, from anywhere."""
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from toolgym.envs.errors import ToolgymError
+from toolgym.envs.loop import LoopThread
+from toolgym.envs.waiting import take_outcome, tamed
+from toolgym.rollout.admission import Staleness
+from toolgym.rollout.collection import Collection, Ended
+from toolgym.rollout.trajectory import Trajectory
+
+_STOPPING = 10.0  # seconds
+
+MakeCollection = Callable[[Callable[[Ended], None]], Collection]
+
+
+class Stream:
+    """A collection to be read once: by `read`, or by `aread` from an event loop.
+
+    Args:
+        loop: of the environments.
+        make: makes the collection, given what takes its trajectories.
+        total: trajectories that were asked for.
+        group_size: members of a group.
+        staleness: how old weights may be.
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        make: MakeCollection,
+        total: int,
+        group_size: int,
+        first_index: int,
+        staleness: Staleness | None,
+    ) -> None:
+        self._loop, self._make = loop, make
+        self.total, self.group_size, self.first_index, self.staleness = total, group_size, first_index, staleness
+        self._collection: Collection | None = None
+
+    def read(self) -> Iterator[Ended]:
+        """Run it, and yield each trajectory when it has ended.
+
+        When the iterator is closed, what runs is cancelled. An interrupt (Ctrl-C) or `cancel` cancels it too, but
+        then the iterator goes on: it yields what has ended and, as cancelled, all the rest; an interrupt is raised
+        behind that.
+        """
+        arrived: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        collection = self._collection = self._make(arrived.put)
+        running = self._loop.run(_spawn(collection, lambda: arrived.put(None)))
+        interrupted: KeyboardInterrupt | None = None
+        try:
+            while True:
+                try:
+                    ended = arrived.get()
+                except KeyboardInterrupt as interrupt:
+                    if interrupted is not None:
+                        raise  # twice: at once
+                    interrupted = interrupt
+                    self.cancel()
+                    continue
+                if ended is None:
+                    break
+                collection.gate.read += 1
+                yield ended
+            _raise_outcome(running, interrupted)
+        finally:
+            try:
+                self._loop.run(collection.stop(), timeout=_STOPPING)
+            except (ToolgymError, TimeoutError):
+                # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
+                running.cancel()
+
+    async def aread(self) -> AsyncIterator[Ended]:
+        """`read` from any event loop; there an interrupt cancels the task that iterates."""
+        arrived: asyncio.Queue[Ended | None] = asyncio.Queue()
+        here = asyncio.get_running_loop()
+
+        def put(ended: Ended | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the reader's loop was closed: nobody reads any more
+                here.call_soon_threadsafe(arrived.put_nowait, ended)
+
+        collection = self._collection = self._make(put)
+        running = await self._loop.call(_spawn(collection, lambda: put(None)))
+        try:
+            while (ended := await arrived.get()) is not None:
+                collection.gate.read += 1
+                yield ended
+            _raise_outcome(running, None)
+        finally:
+            with contextlib.suppress(ToolgymError):  # the loop is closed already
+                await self._loop.call(collection.stop())
+
+    def cancel(self) -> None:
+        """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once."""
+        if self._collection is not None:
+            with contextlib.suppress(ToolgymError):  # the loop is closed: then all of it is over
+                self._loop.submit(self._collection.stop())
+
+
+def kept(stream: Stream) -> Iterator[Trajectory]:
+    """The trajectories that no filter rejects, when they end."""
+    reader = stream.read()
+    with contextlib.closing(reader):  # type: ignore[type-var]  # a generator
+        for ended in reader:
+            if not ended.rejected:
+                yield ended.trajectory
+
+
+async def akept(stream: Stream) -> AsyncIterator[Trajectory]:
+    """`kept`, from any event loop."""
+    reader = stream.aread()
+    async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
+        async for ended in reader:
+            if not ended.rejected:
+                yield ended.trajectory
+
+
+def place(trajectory: Trajectory) -> tuple[int, int]:
+    """Where a trajectory belongs in order."""
+    return trajectory.task_index, trajectory.member
+
+
+async def _spawn(collection: Collection, when_done: Callable[[], None]) -> "asyncio.Task[None]":
+    task = asyncio.create_task(tamed(collection.run()), name="toolgym collection")
+    task.add_done_callback(take_outcome)
+    task.add_done_callback(lambda _: when_done())
+    return task
+
+
+def _raise_outcome(task: "asyncio.Task[None]", interrupted: KeyboardInterrupt | None) -> None:
+    if interrupted is not None:
+        raise interrupted
+    if task.cancelled():
+        raise ToolgymError("the environments were closed while a collection ran")
+    task.result()

@@ -1,0 +1,160 @@
+"""`Watchdog`: says which slots are stuck and what each waits for, from a thread of its own."""
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from toolgym.envs.errors import ConfigurationError
+
+_LOG = logging.getLogger("toolgym.rollout")
+_SHOWN = 8  # slots by name in a log line
+_CLOSING = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What one slot waits for.
+
+    Attributes:
+        slot: its number.
+        trajectory: id of the trajectory that it runs; empty between two.
+        turn: messages of the model so far.
+        what: what it waits for, in words: ``"the policy"``, ``"tools: python"``, ``"an answer from score"``, ...
+        seconds: for how long.
+    """
+
+    slot: int
+    trajectory: str
+    turn: int
+    what: str
+    seconds: float
+
+    def __str__(self) -> str:
+        whose = f"slot {self.slot}" + (f" (trajectory {self.trajectory}, turn {self.turn})" if self.trajectory else "")
+        return f"{whose} waits for {self.what} since {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A report of the watchdog's.
+
+    Attributes:
+        waiting: the slots that have waited for one thing for too long, the longest first.
+        blocked: seconds for which the event loop of the environments has not moved; 0.0 if it does.
+        where: the line at which it is blocked, and how it got there; empty if it is not.
+    """
+
+    waiting: tuple[Waiting, ...]
+    blocked: float = 0.0
+    where: str = ""
+
+    def __str__(self) -> str:
+        lines = [str(entry) for entry in self.waiting[:_SHOWN]]
+        if len(self.waiting) > _SHOWN:
+            lines.append(f"and {len(self.waiting) - _SHOWN} more slots")
+        if self.blocked:
+            lines.insert(0, f"the event loop is blocked since {self.blocked:.0f} s, by code that does not await:")
+            lines.insert(1, self.where)
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When a slot counts as stuck, and who is told.
+
+    Every wait ends by itself, by the time-outs of `Limits`; this is for finding out why they are reached.
+
+    Attributes:
+        after: seconds in one wait, after which a slot is reported; again after twice that time, and so on.
+        on_stall: called with each `Stall`, in the watchdog's thread; None logs it as a warning of ``toolgym.rollout``.
+
+    Raises:
+        ConfigurationError: a time that is not above zero.
+    """
+
+    after: float = 60.0
+    on_stall: Callable[[Stall], None] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.after, bool) or not isinstance(self.after, int | float) or not self.after > 0:
+            raise ConfigurationError(f"expected Watch.after as seconds above 0, actual {self.after!r}")
+        if self.on_stall is not None and not callable(self.on_stall):
+            raise ConfigurationError(f"expected Watch.on_stall as a function, actual {self.on_stall!r}")
+
+
+@dataclass
+class Heartbeat:
+    """When an event loop last moved, and in which thread it runs. Beaten on the loop, read by the watchdog."""
+
+    thread: int
+    last: float = field(default_factory=time.monotonic)
+
+    def beat(self) -> None:
+        """The loop moves."""
+        self.last = time.monotonic()
+
+
+class Watchdog:
+    """Looks at the slots every now and then, until it is closed.
+
+    It has a thread of its own, since it must speak also when the event loop cannot.
+
+    Args:
+        watch: when and to whom to report.
+        slots: what each slot waits for now.
+        heart: of the event loop.
+    """
+
+    def __init__(self, watch: Watch, slots: Callable[[], Sequence[Waiting]], heart: Heartbeat) -> None:
+        self._watch, self._slots, self._heart = watch, slots, heart
+        self._reported: dict[tuple[int, str, int, str], float] = {}
+        self._blocked = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="toolgym watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. May be called again."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSING)  # it may be in a function of somebody else's
+
+    def look(self) -> Stall | None:
+        """What is stuck and has not been reported yet, or has taken twice as long since; None if nothing is."""
+        blocked = time.monotonic() - self._heart.last
+        seen: dict[tuple[int, str, int, str], float] = {}
+        due = []
+        for entry in self._slots():
+            key = (entry.slot, entry.trajectory, entry.turn, entry.what)
+            seen[key] = self._reported.get(key, 0.0)
+            if entry.seconds >= max(self._watch.after, 2 * seen[key]):
+                seen[key] = entry.seconds
+                due.append(entry)
+        self._reported = seen
+        stuck = blocked >= max(self._watch.after, 2 * self._blocked)
+        self._blocked = (blocked if stuck else self._blocked) if blocked >= self._watch.after else 0.0
+        if not due and not stuck:
+            return None
+        due.sort(key=lambda entry: -entry.seconds)
+        return Stall(tuple(due), blocked if stuck else 0.0, self._stack() if stuck else "")
+
+    def _main(self) -> None:
+        while not self._closed.wait(self._watch.after / 4):
+            stall = self.look()
+            if stall is None:
+                continue
+            if self._watch.on_stall is None:
+                _LOG.warning("%s", stall)
+                continue
+            try:
+                self._watch.on_stall(stall)
+            except Exception:  # noqa: BLE001 - somebody else's function: the watch goes on
+                _LOG.exception("on_stall raised; the report was: %s", stall)
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._heart.thread)
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-4:]).rstrip()
