@@ -4,6 +4,7 @@ Importing this package registers the environments that ship, so that
 ``gymnasium.make_vec("toolgym/Calculator-v0", num_envs=64)`` works.
 """
 
+from toolgym.envs.context import EpisodeContext, Stats, StatSummary, aggregate_stats, current_context
 from toolgym.envs.errors import (
     ConfigurationError,
     EnvironmentFailure,
@@ -24,7 +25,8 @@ from toolgym.envs.messages import (
     UserMessage,
 )
 from toolgym.envs.registration import register_env, register_shipped, tool_env_ids
-from toolgym.envs.rewards import Episode, Score, last_number
+from toolgym.envs.reward_functions import RewardFunction
+from toolgym.envs.rewards import Episode, Score, ScoreLike, StepView, last_number
 from toolgym.envs.sandbox.image import ImageSpec
 from toolgym.envs.sandbox.limits import SandboxLimits
 from toolgym.envs.sandbox.results import RunResult, RunStatus, SandboxFailure
@@ -43,6 +45,7 @@ __all__ = [
     "ConfigurationError",
     "EnvironmentFailure",
     "Episode",
+    "EpisodeContext",
     "Failure",
     "ImageSpec",
     "InvalidToolCall",
@@ -51,6 +54,7 @@ __all__ = [
     "Observation",
     "ProceduralTasks",
     "ResetNeededError",
+    "RewardFunction",
     "RunResult",
     "RunStatus",
     "Sandbox",
@@ -59,6 +63,10 @@ __all__ = [
     "SandboxLimits",
     "SandboxPool",
     "Score",
+    "ScoreLike",
+    "StatSummary",
+    "Stats",
+    "StepView",
     "SystemMessage",
     "Task",
     "TaskList",
@@ -72,6 +80,8 @@ __all__ = [
     "ToolgymError",
     "Toolset",
     "UserMessage",
+    "aggregate_stats",
+    "current_context",
     "last_number",
     "register_env",
     "register_shipped",

@@ -159,22 +159,28 @@ class ToolRunner:
         self._tools, self._executor = tools, executor
         self._timeout, self._max_chars = timeout, max_output_chars
 
-    async def run(self, calls: Sequence[ToolCall | InvalidToolCall]) -> list[CallResult]:
+    async def run(
+        self, calls: Sequence[ToolCall | InvalidToolCall], *, timeout: float | None = None
+    ) -> list[CallResult]:
         """Answer all calls of one message, run together. Bounded by the longest time-out among them.
 
         Coroutine tools start in the order of their calls, so those that never await act in that order.
 
+        Args:
+            calls: the calls.
+            timeout: seconds that no call may exceed, whatever its tool says; None leaves it to the tools.
+
         Raises:
             EnvironmentFailure: raised by a tool; the other calls of the message are not waited for.
         """
-        running = [asyncio.ensure_future(self._answer(call)) for call in calls]
+        running = [asyncio.ensure_future(self._answer(call, timeout)) for call in calls]
         try:
             return list(await asyncio.gather(*running))
         finally:
             for task in running:
                 task.cancel()
 
-    async def _answer(self, call: ToolCall | InvalidToolCall) -> CallResult:
+    async def _answer(self, call: ToolCall | InvalidToolCall, limit: float | None) -> CallResult:
         if isinstance(call, InvalidToolCall):
             return self._result(call, CallStatus(call.fault), f"{call.error}\nYour call was: {call.raw}")
         found = self._tools.get(call.name)
@@ -189,10 +195,11 @@ class ToolRunner:
             return self._result(
                 call, CallStatus.BAD_ARGUMENTS, f"Invalid arguments for {call.name}: {described(error)}"
             )
-        return await self._invoke(found, call, arguments)
+        return await self._invoke(found, call, arguments, limit)
 
-    async def _invoke(self, found: Tool, call: ToolCall, arguments: dict[str, Any]) -> CallResult:
+    async def _invoke(self, found: Tool, call: ToolCall, arguments: dict[str, Any], limit: float | None) -> CallResult:
         timeout = found.options.timeout or self._timeout
+        timeout = timeout if limit is None else min(timeout, limit)
         try:
             text = await self._executor.call(_bound(found, arguments), f"tool {found.name}", timeout)
         except Overdue:

@@ -1,15 +1,15 @@
-"""What an episode is worth: the view that a reward sees, and the score it gives."""
+"""What an episode is worth: the views that a reward sees, and the score it gives."""
 
-import math
-import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
+from toolgym.envs.context import EpisodeContext
 from toolgym.envs.errors import ConfigurationError, EnvironmentFailure
-from toolgym.envs.messages import AssistantMessage, Message
+from toolgym.envs.finite import as_finite
+from toolgym.envs.messages import AssistantMessage, Message, Observation
 from toolgym.envs.tasks import Task
 
 _NUMBER = re.compile(
@@ -28,11 +28,17 @@ class Episode:
         task: what was asked.
         messages: the whole conversation in order.
         truncated: whether a budget ended it, so that there is no final answer.
+        context: what the episode is part of; where it is not given, a new one with the task's id.
     """
 
     task: Task
     messages: tuple[Message, ...]
     truncated: bool
+    context: EpisodeContext = None  # type: ignore[assignment]  # never None once it is made
+
+    def __post_init__(self) -> None:
+        if self.context is None:
+            object.__setattr__(self, "context", EpisodeContext(self.task.id))
 
     @property
     def answer(self) -> str | None:
@@ -41,6 +47,27 @@ class Episode:
         if self.truncated or not isinstance(last, AssistantMessage) or last.tool_calls:
             return None
         return last.content
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step of an episode, as a reward for steps sees it: after the tools have answered.
+
+    Attributes:
+        task: what was asked.
+        action: what the model said, its calls with their ids.
+        observation: the answers to its calls, in their order; empty where there were none.
+        number: which step of the episode it is, from 1.
+        messages: the whole conversation in order, up to and with the observation.
+        context: what the episode is part of.
+    """
+
+    task: Task
+    action: AssistantMessage
+    observation: Observation
+    number: int
+    messages: tuple[Message, ...]
+    context: EpisodeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +94,7 @@ class Score:
     @property
     def total(self) -> float:
         """The weighted sum of the components."""
-        return sum(value * self.weights.get(name, 1.0) for name, value in self.components.items())
+        return sum((value * self.weights.get(name, 1.0) for name, value in self.components.items()), 0.0)
 
     @property
     def solved(self) -> bool:
@@ -101,13 +128,10 @@ def as_score(value: ScoreLike) -> Score:
 
 
 def _number(what: str, value: object) -> float:
-    try:
-        plain = value.item() if hasattr(value, "item") else value
-        if isinstance(plain, numbers.Real) and math.isfinite(plain):
-            return float(plain)
-    except (OverflowError, ValueError, RuntimeError):  # too large for a float, or an array of several numbers
-        pass
-    raise EnvironmentFailure(f"the reward's {what} is {value!r:.200}, not a finite number", kind="bad_reward")
+    number = as_finite(value)
+    if number is None:
+        raise EnvironmentFailure(f"the reward's {what} is {value!r:.200}, not a finite number", kind="bad_reward")
+    return number
 
 
 def last_number(text: str) -> Fraction | None:
