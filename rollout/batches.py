@@ -85,8 +85,9 @@ async def ain_batches(stream: Stream, policy: Policy) -> AsyncIterator[list[Grou
 
 
 def _batcher(stream: Stream) -> tuple[Batcher, int]:
-    assert stream.staleness is not None  # as Collector.batches makes it
-    return Batcher(stream.group_size, stream.staleness, stream.first_index), stream.staleness.bound
+    plan = stream.plan
+    assert plan.staleness is not None  # as Collector.batches makes it
+    return Batcher(plan.group_size, plan.staleness, plan.first_index), plan.staleness.bound
 
 
 def _checked(batch: list[Group], bound: int, policy: Policy) -> list[Group]:

@@ -19,10 +19,10 @@ from toolgym.agents.policy import Sampling
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import ConfigurationError, Task, ToolgymError, ToolVectorEnv, tool_env_ids
 from toolgym.rollout.collector import Collector, check_time, take_tasks
-from toolgym.rollout.collector import Progress as Count
-from toolgym.rollout.episode import OnBreak
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.options import parse_options
+from toolgym.rollout.progress import Progress as Count
+from toolgym.rollout.prompting import OnBreak
 from toolgym.rollout.report import summarize
 from toolgym.rollout.sandbox_cli import app as sandbox_app
 from toolgym.rollout.schedules import ScheduleName

@@ -76,43 +76,52 @@ class _Members:
     kept: list[Trajectory] = field(default_factory=list)
 
 
-class Collection:
-    """Runs episodes to their ends and hands each over once, whatever happens. See `Episodes` for what schedules use.
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """All that a collection is made of.
 
-    Args:
+    Attributes:
         slots: the environments.
         policy: who answers.
         chat: the chat format.
         schedule: in which order episodes advance.
         settings: what the episodes have in common.
-        plans: the episodes, the members of a group one after the other.
+        episodes: the episodes, the members of a group one after the other.
+        first_index: index of the first task.
         group_size: members of a group.
         filters: what is kept out of the results.
         admission: how many episodes may be under way.
-        staleness: how old weights may be.
+        staleness: how old weights may be; None: as old as they get.
         watch: when a slot counts as stuck.
+    """
+
+    slots: ToolVectorEnv
+    policy: Policy
+    chat: ChatFormat
+    schedule: Schedule
+    settings: EpisodeSettings
+    episodes: Sequence[EpisodePlan]
+    first_index: int
+    group_size: int
+    filters: Filters
+    admission: Admission
+    staleness: Staleness | None
+    watch: Watch
+
+
+class Collection:
+    """Runs episodes to their ends and hands each over once, whatever happens. See `Episodes` for what schedules use.
+
+    Args:
+        plan: what it is made of.
         emit: takes each trajectory that has ended.
     """
 
-    def __init__(
-        self,
-        slots: ToolVectorEnv,
-        policy: Policy,
-        chat: ChatFormat,
-        schedule: Schedule,
-        settings: EpisodeSettings,
-        plans: Sequence[EpisodePlan],
-        group_size: int,
-        filters: Filters,
-        admission: Admission,
-        staleness: Staleness | None,
-        watch: Watch,
-        emit: Callable[[Ended], None],
-    ) -> None:
-        self._slots, self._policy, self._chat, self._schedule = slots, policy, chat, schedule
-        self._settings, self._group_size, self._filters = settings, group_size, filters
-        self._watch, self._emit, self._asked = watch, emit, len(plans)
-        self.gate = Gate(plans, admission, staleness, policy)
+    def __init__(self, plan: CollectionPlan, emit: Callable[[Ended], None]) -> None:
+        self._slots, self._policy, self._chat, self._schedule = plan.slots, plan.policy, plan.chat, plan.schedule
+        self._settings, self._group_size, self._filters = plan.settings, plan.group_size, plan.filters
+        self._watch, self._emit, self._asked = plan.watch, emit, len(plan.episodes)
+        self.gate = Gate(plan.episodes, plan.admission, plan.staleness, plan.policy)
         self._running: dict[int, EpisodeRun] = {}
         self._openings: dict[int, GroupOpening] = {}
         self._requests: set[asyncio.Task[Any]] = set()
@@ -153,10 +162,15 @@ class Collection:
 
     async def stop(self) -> None:
         """Cancel what runs, emit it, and wait until the slots are let go of, for a bounded time."""
+        self.abandon()
+        if self._task is not None and not self._task.done():
+            await asyncio.wait({self._task}, timeout=_STOPPING)
+
+    def abandon(self) -> None:
+        """Cancel what runs, without waiting for it."""
         self._stopping = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait({self._task}, timeout=_STOPPING)
 
     def waiting(self) -> list[Waiting]:
         """What each slot waits for now. May be called from any thread."""
@@ -348,4 +362,3 @@ class Collection:
             task.cancel()
             task.add_done_callback(take_outcome)
         await asyncio.wait(tasks, timeout=1.0)
-

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
 from toolgym.rollout.admission import Admission, Staleness
 from toolgym.rollout.batches import ain_batches, in_batches
-from toolgym.rollout.collection import Collection, Ended, Filters
+from toolgym.rollout.collection import CollectionPlan, Filters
 from toolgym.rollout.episode import EpisodePlan, EpisodeSettings
 from toolgym.rollout.groups import Group
 from toolgym.rollout.limits import Limits
@@ -172,39 +172,36 @@ class Collector:
         """What `stream` and its like read from: a collection that begins when it is first read."""
         check_count("group_size", group_size, least=1)
         check_count("first_index", first_index, least=0)
-        plans = [
+        episodes = [
             EpisodePlan(task, index, member)
             for index, task in enumerate(take_tasks(self._slots, tasks), start=first_index)
             for member in range(group_size)
         ]
         settings = EpisodeSettings(
-            self._env_id,
-            self.seed,
-            self.limits,
-            self.sampling,
-            self.on_break,
-            self.recovery,
-            self.evaluation,
-            functools.partial(getattr, self.policy, "version", None),
+            env_id=self._env_id,
+            seed=self.seed,
+            limits=self.limits,
+            sampling=self.sampling,
+            on_break=self.on_break,
+            recovery=self.recovery,
+            evaluation=self.evaluation,
+            version=functools.partial(getattr, self.policy, "version", None),
         )
-
-        def collection(emit: Callable[[Ended], None]) -> Collection:
-            return Collection(
-                self._slots,
-                self.policy,
-                self.chat,
-                SCHEDULES[self.schedule],
-                settings,
-                plans,
-                group_size,
-                self.filters,
-                self.admission,
-                staleness,
-                self.watch,
-                emit,
-            )
-
-        return Stream(self._slots.loop, collection, len(plans), group_size, first_index, staleness)
+        plan = CollectionPlan(
+            slots=self._slots,
+            policy=self.policy,
+            chat=self.chat,
+            schedule=SCHEDULES[self.schedule],
+            settings=settings,
+            episodes=episodes,
+            first_index=first_index,
+            group_size=group_size,
+            filters=self.filters,
+            admission=self.admission,
+            staleness=staleness,
+            watch=self.watch,
+        )
+        return Stream(plan)
 
     def config(self) -> dict[str, Any]:
         """What a run was collected with, JSON-ready."""
@@ -280,5 +277,6 @@ def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Tas
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
+    """Check a number. Raises ConfigurationError where it is no int of ``least`` or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ConfigurationError(f"expected {name} as an int of {least} or more, actual {value!r:.100}")

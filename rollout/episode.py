@@ -146,14 +146,14 @@ class EpisodeRun:
                 if failure.permanent:
                     raise
                 pause, why = recovery.delay(attempt), str(failure)
-            await self.waits.within("sample", f"the policy to recover from: {why:.200}", asyncio.sleep(pause), pause + 60)
+            await self.waits.within(
+                "sample", f"the policy to recover from: {why:.200}", asyncio.sleep(pause), pause + 60
+            )
         return await self._ask(request)
 
     async def _ask(self, request: SampleRequest) -> Completion:
         try:
-            return await self.waits.within(
-                "sample", "the policy", self._sampler(request), self._limits.sample_timeout
-            )
+            return await self.waits.within("sample", "the policy", self._sampler(request), self._limits.sample_timeout)
         except (PolicyFailure, Deadline):
             raise
         except Exception as error:  # a policy may raise anything: it is its failure, and of this request alone
@@ -292,4 +292,3 @@ class EpisodeRun:
             raise EnvironmentFailure(str(refused), kind="template_refused")
         self.trajectory.detail = str(refused)
         await self._truncate(StopReason.TEMPLATE_REFUSED)
-

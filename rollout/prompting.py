@@ -72,7 +72,9 @@ class Prompting:
         room = self._limits.max_trajectory_tokens - len(self.ids)
         spare = room - self._reserve
         # Where an answer of the least length and the wrapper do not both fit, the answer goes first.
-        return min(self._limits.max_completion_tokens, room if last or not self._tools or spare < self._least else spare)
+        return min(
+            self._limits.max_completion_tokens, room if last or not self._tools or spare < self._least else spare
+        )
 
     async def open(self, messages: Sequence[Message]) -> StopReason | None:
         """Make the first prompt.
@@ -143,9 +145,7 @@ class Prompting:
         return Extension(shown)
 
     def _unfit(self, observation: Sequence[Message], *, full: bool) -> Extension:
-        return Extension(
-            tuple(observation), StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG
-        )
+        return Extension(tuple(observation), StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
 
     async def doomed(self, prompt: Ints, sampled: list[int], said: AssistantMessage) -> bool:
         """Whether the answers to a message's calls cannot fit, even if all of them are cut to nothing.

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from toolgym.envs.context import Aggregate, aggregate
+from toolgym.envs.context import StatSummary, aggregate_stats
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.tasks import Task
 from toolgym.envs.waiting import described
@@ -46,9 +46,9 @@ class Rollout:
         return group_trajectories(self.trajectories, self.group_size)
 
     @property
-    def stats(self) -> dict[str, Aggregate]:
+    def stats(self) -> dict[str, StatSummary]:
         """What environments, tools and rewards have noted, by ``rollout/name`` or ``eval-rollout/name``."""
-        return aggregate(("eval-rollout" if t.evaluation else "rollout", t.stats) for t in self.trajectories)
+        return aggregate_stats((t.scope, t.stats) for t in self.trajectories)
 
 
 class RolloutFailed(ToolgymError):

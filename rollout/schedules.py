@@ -73,7 +73,9 @@ async def lockstep(slots: int, episodes: Episodes) -> None:
         again = await _rounds(episodes, dict(enumerate(runs)), dict(enumerate(plans)))
 
 
-async def _rounds(episodes: Episodes, active: dict[int, EpisodeRun], plans: dict[int, EpisodePlan]) -> list[EpisodePlan]:
+async def _rounds(
+    episodes: Episodes, active: dict[int, EpisodeRun], plans: dict[int, EpisodePlan]
+) -> list[EpisodePlan]:
     """Play a batch to its end; returns what is to be begun anew."""
     again = []
     while True:

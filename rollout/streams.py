@@ -6,40 +6,29 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from toolgym.envs.errors import ToolgymError
-from toolgym.envs.loop import LoopThread
 from toolgym.envs.waiting import take_outcome, tamed
-from toolgym.rollout.admission import Staleness
-from toolgym.rollout.collection import Collection, Ended
+from toolgym.rollout.collection import Collection, CollectionPlan, Ended
 from toolgym.rollout.trajectory import Trajectory
 
 _STOPPING = 10.0  # seconds
-
-MakeCollection = Callable[[Callable[[Ended], None]], Collection]
 
 
 class Stream:
     """A collection to be read once: by `read`, or by `aread` from an event loop.
 
     Args:
-        loop: of the environments.
-        make: makes the collection, given what takes its trajectories.
-        total: trajectories that were asked for.
-        group_size: members of a group.
-        staleness: how old weights may be.
+        plan: of the collection.
     """
 
-    def __init__(
-        self,
-        loop: LoopThread,
-        make: MakeCollection,
-        total: int,
-        group_size: int,
-        first_index: int,
-        staleness: Staleness | None,
-    ) -> None:
-        self._loop, self._make = loop, make
-        self.total, self.group_size, self.first_index, self.staleness = total, group_size, first_index, staleness
+    def __init__(self, plan: CollectionPlan) -> None:
+        self.plan = plan
+        self._loop = plan.slots.loop
         self._collection: Collection | None = None
+
+    @property
+    def total(self) -> int:
+        """Trajectories that were asked for."""
+        return len(self.plan.episodes)
 
     def read(self) -> Iterator[Ended]:
         """Run it, and yield each trajectory when it has ended.
@@ -49,7 +38,7 @@ class Stream:
         behind that.
         """
         arrived: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        collection = self._collection = self._make(arrived.put)
+        collection = self._collection = Collection(self.plan, arrived.put)
         running = self._loop.run(_spawn(collection, lambda: arrived.put(None)))
         interrupted: KeyboardInterrupt | None = None
         try:
@@ -72,7 +61,7 @@ class Stream:
                 self._loop.run(collection.stop(), timeout=_STOPPING)
             except (ToolgymError, TimeoutError):
                 # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
-                running.cancel()
+                collection.abandon()
 
     async def aread(self) -> AsyncIterator[Ended]:
         """`read` from any event loop; there an interrupt cancels the task that iterates."""
@@ -83,7 +72,7 @@ class Stream:
             with contextlib.suppress(RuntimeError):  # the reader's loop was closed: nobody reads any more
                 here.call_soon_threadsafe(arrived.put_nowait, ended)
 
-        collection = self._collection = self._make(put)
+        collection = self._collection = Collection(self.plan, put)
         running = await self._loop.call(_spawn(collection, lambda: put(None)))
         try:
             while (ended := await arrived.get()) is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolgym.agents.policy import Completion, FinishReason
+from toolgym.envs.context import Scope
 from toolgym.envs.errors import Failure, ToolgymError
 from toolgym.envs.messages import Message
 
@@ -191,6 +192,11 @@ class Trajectory:
     def id(self) -> str:
         """Names the trajectory within its run: task index and member."""
         return f"{self.task_index}.{self.member}"
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of its statistics and of its dump: ``"rollout"``, or ``"eval-rollout"`` in an evaluation."""
+        return "eval-rollout" if self.evaluation else "rollout"
 
     @property
     def input_ids(self) -> Ints:

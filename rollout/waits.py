@@ -35,9 +35,7 @@ class Waits:
         finally:
             self._wait_for("its turn on the event loop")
 
-    async def within(
-        self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: bool = False
-    ) -> _T:
+    async def within(self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: bool = False) -> _T:
         """Await within a limit, and within what is left of the episode's time.
 
         Args:

@@ -28,10 +28,11 @@ from toolgym.envs import (
     tool,
 )
 from toolgym.envs.catalog import calculator, ledger
-from toolgym.rollout.collector import Collector, Progress
+from toolgym.rollout.collector import Collector
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.losses import shift
 from toolgym.rollout.observations import fit
+from toolgym.rollout.progress import Progress
 from toolgym.rollout.report import summarize
 from toolgym.rollout.store import trajectory_from_dict, trajectory_to_dict
 from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory
