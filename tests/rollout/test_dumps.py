@@ -133,7 +133,21 @@ def test_a_line_that_a_kill_cut_off_does_not_spoil_the_next(chat: ChatFormat, tm
     assert [entry["sample_idx"] for entry in lines(path)] == [1]
 
 
-ODD = ["../../escape", "..", ".", "", "/etc/passwd", "a/b", "a%2Fb", "nul\0", "\ud800", '*?<>|:"\\', "très", "x " * 900]
+ODD = [
+    "../../escape",
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "a/b",
+    "a%2Fb",
+    "nul\0",
+    "\ud800",
+    "\ud801",
+    '*?<>|:"\\',
+    "très",
+    "x " * 900,
+]
 
 
 def test_any_task_id_has_a_file_of_its_own_below_its_version(chat: ChatFormat, tmp_path: Path) -> None:

@@ -121,6 +121,13 @@ def test_trajectories_in_any_order_are_compared_within_their_task_alone(
         assert one.complete is (len(one.rewards) == 4)
 
 
+def test_the_order_of_arrival_does_not_show_even_in_the_last_bit() -> None:
+    members = [member(0, number, value) for number, value in enumerate([1e16, 1.0, -1e16])]
+    for estimator in ESTIMATORS:
+        in_order, arrived = advantages(members, estimator), advantages([members[k] for k in (2, 0, 1)], estimator)
+        assert arrived == [in_order[k] for k in (2, 0, 1)]
+
+
 def test_no_trajectories_and_no_rewards_give_nothing() -> None:
     assert group_trajectories([], 4) == []
     for estimator in ESTIMATORS:
