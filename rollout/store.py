@@ -7,7 +7,6 @@ order. Float32 values are written so that they read back to the same bits.
 
 import contextlib
 import json
-import os
 import platform
 import time
 import warnings
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from toolgym.agents.policy import Completion, FinishReason
 from toolgym.envs.errors import ConfigurationError, Failure, ToolgymError
 from toolgym.envs.messages import from_dict, to_dict
 from toolgym.envs.waiting import described
+from toolgym.rollout.files import drop_cut_off_line
 from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory, Turn
 
 FORMAT = "toolgym.run/2"
@@ -111,7 +111,7 @@ class RunFolder:
         """
         line = json.dumps(trajectory_to_dict(trajectory)) + "\n"
         with (self.path / "trajectories.jsonl").open("r+b") as file:
-            _drop_cut_off_line(file)
+            drop_cut_off_line(file)
             file.write(line.encode())
 
     def trajectories(self) -> Iterator[Trajectory]:
@@ -162,25 +162,6 @@ def check_free(path: str | Path) -> None:
         raise ConfigurationError(f"{folder} holds a run already: choose another --out, or remove it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists and is not an empty folder: choose another --out")
-
-
-def _drop_cut_off_line(file: BinaryIO) -> None:
-    """Leave the file at its end, behind the last complete line."""
-    end = file.seek(0, os.SEEK_END)
-    step = 1
-    while end > 0:
-        file.seek(max(0, end - step))
-        tail = file.read(min(step, end))
-        found = tail.rfind(b"\n")
-        if found >= 0:
-            end = max(0, end - step) + found + 1
-            break
-        if step >= end:
-            end = 0
-            break
-        step *= 4_096
-    file.seek(end)
-    file.truncate()
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:

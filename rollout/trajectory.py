@@ -11,12 +11,13 @@ import numpy.typing as npt
 from toolgym.agents.policy import Completion, FinishReason
 from toolgym.envs.context import Scope
 from toolgym.envs.errors import Failure, ToolgymError
-from toolgym.envs.messages import Message
+from toolgym.envs.messages import Message, to_dict
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 NO_VERSION = -1
+NOT_TRAINED = -100  # the label that losses leave out
 
 
 class AlignmentError(ToolgymError, ValueError):
@@ -50,6 +51,22 @@ class StopReason(StrEnum):
     TOKEN_MISMATCH = "token_mismatch"
     ENVIRONMENT_FAILURE = "environment_failure"
     CANCELLED = "cancelled"
+
+
+_CUT_SHORT = frozenset(
+    {
+        StopReason.ENDED_BY_ENVIRONMENT,
+        StopReason.MAX_TURNS,
+        StopReason.MAX_TOOL_CALLS,
+        StopReason.COMPLETION_CUT,
+        StopReason.TRAJECTORY_BUDGET,
+        StopReason.OBSERVATION_TOO_LONG,
+        StopReason.PROMPT_TOO_LONG,
+        StopReason.UNPARSABLE,
+        StopReason.TEMPLATE_REFUSED,
+        StopReason.EPISODE_DEADLINE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +248,59 @@ class Trajectory:
         """How often the prompt could not be extended, and a new sample was begun."""
         return max(0, sum(segment.kind is SegmentKind.PROMPT for segment in self.segments) - 1)
 
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut short: a limit ended it and it was scored as it stood, as Gymnasium's ``truncated`` says.
+
+        Not where it came to its own end, nor where something failed or it was cancelled.
+        """
+        return self.failure is None and self.stop_reason in _CUT_SHORT
+
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record by the field names of multi-turn rollouts. T tokens; all arrays are copies.
+
+        Returns:
+            ``input_ids`` (T,) int32; ``labels`` (T,) int32, the ids where sampled, -100 elsewhere; ``loss_mask`` (T,)
+            bool; ``logprobs`` (T,) float32; ``versions`` (T,) int32. ``messages`` in OpenAI's form, ``turns`` as their
+            number, ``finish_reasons`` as a list of str, one a turn, ``stop_reason`` as a str (None while it runs),
+            ``truncated``, ``reward``, ``score``, ``failure`` (a dict of ``kind``, ``where`` and ``message``, or None),
+            ``env_id``, ``task_id``, ``task_index``, ``member``. What ended before its first token has empty arrays.
+
+        Raises:
+            AlignmentError: the trajectory was split, and so is not one sequence.
+        """
+        if self.breaks:
+            raise AlignmentError(f"trajectory {self.id} was split into {self.breaks + 1} samples: use as_dicts()")
+        return self._as_dict(Sample(self.input_ids, self.loss_mask, self.logprobs, self.versions))
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """`as_dict` for each sample: the arrays are the sample's, all else the trajectory's. One if it is not split."""
+        return [self._as_dict(sample) for sample in self.samples] if self.breaks else [self.as_dict()]
+
+    def _as_dict(self, sample: Sample) -> dict[str, Any]:
+        failure = self.failure
+        return {
+            "messages": [to_dict(message) for message in self.messages],
+            "input_ids": sample.input_ids.copy(),
+            "labels": np.where(sample.loss_mask, sample.input_ids, np.int32(NOT_TRAINED)),
+            "loss_mask": sample.loss_mask.copy(),
+            "logprobs": sample.logprobs.copy(),
+            "versions": sample.versions.copy(),
+            "turns": len(self.turns),
+            "finish_reasons": [turn.finish_reason.value for turn in self.turns],
+            "stop_reason": None if self.stop_reason is None else self.stop_reason.value,
+            "truncated": self.truncated,
+            "reward": self.reward,
+            "score": dict(self.score),
+            "failure": failure and {"kind": failure.kind, "where": failure.where, "message": failure.message},
+            "env_id": self.env_id,
+            "task_id": self.task_id,
+            "task_index": self.task_index,
+            "member": self.member,
+        }
 
     def append(self, kind: SegmentKind, ids: Sequence[int] | Ints | Completion) -> None:
         """Add a segment: ids for the prompt or an observation, a `Completion` for an action.
