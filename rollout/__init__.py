@@ -1,1 +1,34 @@
-"""Collecting: limits, trajectories, the collector, run folders and the command line."""
+"""Collecting: a policy, a vector of environments, and exact trajectories out of them."""
+
+from toolgym.rollout.admission import Admission
+from toolgym.rollout.collection import CollectionFailed, Filters
+from toolgym.rollout.collector import Collector
+from toolgym.rollout.groups import Group, advantages, group_trajectories, token_weights
+from toolgym.rollout.limits import Limits
+from toolgym.rollout.recovery import Recovery
+from toolgym.rollout.rollouts import Rollout, RolloutFailed, RolloutInterrupted, arollout, rollout
+from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.watchdog import Stall, Waiting, Watch
+
+__all__ = [
+    "Admission",
+    "CollectionFailed",
+    "Collector",
+    "Filters",
+    "Group",
+    "Limits",
+    "Recovery",
+    "Rollout",
+    "RolloutFailed",
+    "RolloutInterrupted",
+    "Stall",
+    "StopReason",
+    "Trajectory",
+    "Waiting",
+    "Watch",
+    "advantages",
+    "arollout",
+    "group_trajectories",
+    "rollout",
+    "token_weights",
+]

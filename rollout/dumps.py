@@ -33,30 +33,27 @@ class DumpFolder:
         experiment: name of a folder in it.
         trial: name of a folder in that.
         chat: the chat format that the tokens are decoded by.
-        evaluation: ``eval-rollout`` rather than ``rollout``.
 
     Raises:
         ConfigurationError: a name that is not one of a folder, no chat format, or a folder that cannot be made.
     """
 
-    def __init__(
-        self, fileroot: str | Path, experiment: str, trial: str, chat: ChatFormat, *, evaluation: bool = False
-    ) -> None:
+    def __init__(self, fileroot: str | Path, experiment: str, trial: str, chat: ChatFormat) -> None:
         for what, name in (("experiment", experiment), ("trial", trial)):
             if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
                 raise ConfigurationError(f"expected {what} as the name of one folder, actual {name!r:.100}")
         if not isinstance(chat, ChatFormat):
             raise ConfigurationError(f"expected chat as a ChatFormat, actual {chat!r:.100}")
         self._chat = chat
-        root = make_folder(fileroot, "dumps")
-        self.path = make_folder(root / experiment / trial / ("eval-rollout" if evaluation else "rollout"), "dumps")
+        self.path = make_folder(make_folder(fileroot, "dumps") / experiment / trial, "dumps")
 
     def write(self, trajectory: Trajectory) -> Path:
         """Add a trajectory to the file of its task. When this returns, killing the process does not lose it.
 
-        It goes to the folder of the version that sampled its last token; where none was sampled, to ``-1``. One that
-        was split has a line for each sample, one after another, with the same ``sample_idx``, each with its sample's
-        own prompt and versions. Tasks of one id share a file. What a kill cut off earlier is removed first.
+        It goes to the folder of its scope, training or evaluation, and there to that of the version that sampled its
+        last token; where none was sampled, to ``-1``. One that was split has a line for each sample, one after
+        another, with the same ``sample_idx``, each with its sample's own prompt and versions. Tasks of one id share a
+        file. What a kill cut off earlier is removed first.
 
         Returns:
             The file.
@@ -64,7 +61,7 @@ class DumpFolder:
         Raises:
             OSError: the file cannot be written.
         """
-        folder = self.path / str(_versions(trajectory.versions[trajectory.loss_mask])[1])
+        folder = self.path / trajectory.scope / str(_versions(trajectory.versions[trajectory.loss_mask])[1])
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{safe_name(trajectory.task_id)}.jsonl"
         whole = Sample(trajectory.input_ids, trajectory.loss_mask, trajectory.logprobs, trajectory.versions)

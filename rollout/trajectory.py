@@ -237,9 +237,12 @@ class Trajectory:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """The training samples: the flat arrays, cut before each prompt. One, unless the trajectory was split."""
+        """The training samples: the flat arrays, cut before each prompt. One, unless the trajectory was split.
+
+        None where there are no tokens: it failed before its first prompt.
+        """
         starts = [segment.start for segment in self.segments if segment.kind is SegmentKind.PROMPT]
-        ends = [*starts[1:], len(self)]
+        ends = [*starts[1:], len(self)] if starts else []
         parts = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
         return tuple(Sample(self.input_ids[p], self.loss_mask[p], self.logprobs[p], self.versions[p]) for p in parts)
 

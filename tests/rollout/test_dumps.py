@@ -78,8 +78,9 @@ def test_groups_share_the_file_of_their_task_and_evaluation_has_its_own_folder(
 ) -> None:
     trajectories = collected(chat, 2, 3)
     for evaluation in (False, True):
-        folder = DumpFolder(tmp_path, "e", "t", chat, evaluation=evaluation)
+        folder = DumpFolder(tmp_path, "e", "t", chat)
         for trajectory in trajectories:
+            trajectory.evaluation = evaluation
             folder.write(trajectory)
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jsonl"))
     assert found == [f"e/t/{kind}/31/t{k}.jsonl" for kind in ("eval-rollout", "rollout") for k in (0, 1)]
@@ -97,7 +98,7 @@ def test_what_has_no_sampled_token_is_under_version_minus_one(chat: ChatFormat, 
     (too_long,) = collected(chat, limits=Limits(**sizes))
     folder = DumpFolder(tmp_path, "e", "t", chat)
     (path,) = {folder.write(trajectory) for trajectory in (at_reset, at_sampling, too_long)}
-    assert path == folder.path / "-1" / "t0.jsonl"
+    assert path == folder.path / "rollout" / "-1" / "t0.jsonl"
     first, second, third = lines(path)
     assert {(line["head_version"], line["tail_version"], line["completion"]) for line in lines(path)} == {(-1, -1, "")}
     assert (first["seqlen"], first["prompt_len"], first["prompt"], first["reward"]) == (0, 0, "", None)
@@ -155,7 +156,7 @@ def test_any_task_id_has_a_file_of_its_own_below_its_version(chat: ChatFormat, t
     folder = DumpFolder(tmp_path, "e", "t", chat)
     trajectories = collected(chat, tasks, script=lambda request, member: AssistantMessage("done"))  # type: ignore[arg-type]
     paths = [folder.write(trajectory) for trajectory in trajectories]
-    assert {path.parent for path in paths} == {folder.path / "11"}
+    assert {path.parent for path in paths} == {folder.path / "rollout" / "11"}
     assert len(set(paths)) == len(tasks)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(paths)
     for path, task in zip(paths, tasks, strict=True):
