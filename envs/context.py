@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -95,18 +95,21 @@ class StatSummary:
     count: int
 
 
-def aggregate_stats(contexts: Iterable[EpisodeContext]) -> dict[str, StatSummary]:
+def aggregate_stats(episodes: Iterable[tuple[Scope, Mapping[str, Sequence[float]]]]) -> dict[str, StatSummary]:
     """Sum up the statistics of many episodes, training and evaluation apart.
+
+    Args:
+        episodes: of each its scope and its statistics, as ``(context.scope, context.stats.as_dict())``.
 
     Returns:
         By scope and name, as in ``"rollout/calls"``, in the order of these keys. Every number counts once, so that
         an episode with many of a name weighs more than one with few.
     """
     found: dict[str, list[float]] = {}
-    for context in contexts:
-        for name, numbers in context.stats.as_dict().items():
-            found.setdefault(f"{context.scope}/{name}", []).extend(numbers)
-    return {key: _summary(found[key]) for key in sorted(found)}
+    for scope, stats in episodes:
+        for name, numbers in stats.items():
+            found.setdefault(f"{scope}/{name}", []).extend(numbers)
+    return {key: _summary(found[key]) for key in sorted(found) if found[key]}
 
 
 def current_context() -> EpisodeContext:
