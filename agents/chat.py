@@ -166,12 +166,15 @@ class ChatFormat(ABC):
         """Refuse what the certificate refuses."""
         if self.certificate is None:
             return
+        refused = self._refused
+        if not refused and not self.certificate.one_call:
+            return
         answers = sum(isinstance(message, ToolMessage) for message in new_messages)
         if answers > 1 and self.certificate.one_call:
             raise TemplateRefused(f"{self.name} has one call a turn, and cannot write {answers} answers")
         for probe in self._needs(prompt_ids, completion_ids, new_messages, answers):
-            if probe in self._refused:
-                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {self._refused[probe]})")
+            if probe in refused:
+                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {refused[probe]})")
 
     def _needs(
         self,
