@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,37 @@ from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.messages import Message
 from toolgym.envs.tasks import Task
 
+InFlight = Literal["resume", "finish"]
 _SENTINEL = -9_999.0  # what vLLM writes where it has no logprob
 
 
 class PolicyFailure(ToolgymError):
-    """The policy could not give a usable completion: engine dead, out of time, or output that does not add up."""
+    """The policy could not give a usable completion: engine dead, out of time, or output that does not add up.
+
+    Args:
+        message: what happened.
+        kind: a short stable name of the kind of failure, e.g. ``"token_mismatch"``.
+        permanent: asking again is of no use: the engine is dead, or the policy closed.
+    """
+
+    def __init__(self, message: str, *, kind: str = "policy_failure", permanent: bool = False) -> None:
+        super().__init__(message)
+        self.kind, self.permanent = kind, permanent
+
+
+class SeedWarning(UserWarning):
+    """Requests are sampled without their seeds, so that what is sampled depends on scheduling."""
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped sampling."""
+    """Why the engine stopped sampling.
+
+    Attributes:
+        STOP: a stop token was sampled.
+        LENGTH: ``max_tokens`` were sampled.
+        ABORT: the engine broke off. What was sampled is good, and whoever asked continues it
+            (`toolgym.agents.sampling.continued`).
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -55,12 +77,12 @@ class Sampling:
             raise ConfigurationError(f"expected top_k of 0 (keep all) or more, actual {self.top_k}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
     """One prompt to continue.
 
     Attributes:
-        prompt_ids: the exact prompt.
+        prompt_ids: the exact prompt: (P,) int32, which a policy must not write to, or any sequence of ints.
         max_tokens: at most so many tokens are sampled, 1 or more.
         n: how many samples of this prompt.
         seed: sample k is drawn with ``seed + k``; None leaves the engine to its own randomness.
@@ -72,7 +94,7 @@ class SampleRequest:
         messages: the conversation that the prompt renders.
     """
 
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int] | npt.NDArray[np.int32]
     max_tokens: int
     n: int = 1
     seed: int | None = None
@@ -140,4 +162,77 @@ class Policy(Protocol):
         Raises:
             PolicyFailure: no usable completions; other requests are not concerned.
         """
+        ...
+
+
+@runtime_checkable
+class Updatable(Protocol):
+    """A policy whose weights can be exchanged, also while it samples.
+
+    Attributes:
+        version: of the weights that sample now; it only ever grows.
+    """
+
+    @property
+    def version(self) -> int:
+        """See above."""
+        ...
+
+    async def aupdate_weights(
+        self,
+        source: Any,
+        *,
+        version: int | None = None,
+        in_flight: InFlight = "resume",
+        timeout: float = 600.0,
+    ) -> int:
+        """Exchange the weights; returns their version.
+
+        Args:
+            source: the new weights, in a form that the policy takes.
+            version: theirs, above the present one; None counts one up.
+            in_flight: what becomes of requests that are being sampled: ``"resume"`` breaks them off
+                (`FinishReason.ABORT`), so that whoever asked continues them with the new weights; ``"finish"`` waits
+                for their end.
+            timeout: seconds that each step of it may take.
+
+        Raises:
+            ConfigurationError: what was given does not fit; nothing has changed.
+            PolicyFailure: it failed; the message says in which state the policy is.
+        """
+        ...
+
+    def update_weights(
+        self,
+        source: Any,
+        *,
+        version: int | None = None,
+        in_flight: InFlight = "resume",
+        timeout: float = 600.0,
+    ) -> int:
+        """As `aupdate_weights`, for callers without an event loop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is. None stands for what it does not tell.
+
+    Attributes:
+        running: sequences that are being sampled.
+        waiting: sequences that wait for room, preempted ones included.
+        kv_usage: share of the KV cache that running sequences hold, 0 to 1; the fullest of several engines.
+    """
+
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+
+
+@runtime_checkable
+class LoadReporting(Protocol):
+    """A policy that tells how busy its engine is."""
+
+    def load(self) -> EngineLoad:
+        """The load at the engine's last step. May be called from any thread, at no cost."""
         ...
