@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from toolgym.agents.calls.registry import scaffold
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import ChatFormat, PromptIds, TemplateRefused, as_list
 from toolgym.agents.codec import TokenCodec, fit, unmarked
 from toolgym.agents.delta import DeltaWriter
 from toolgym.agents.dialect import UNNAMED, USER, Dialect, Entry, TurnKind
@@ -66,7 +66,7 @@ class TemplateChatFormat(ChatFormat):
 
     def _extend(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
@@ -80,7 +80,7 @@ class TemplateChatFormat(ChatFormat):
     def parse(
         self,
         completion_ids: Sequence[int],
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AssistantMessage:
         """See `ChatFormat.parse`."""
@@ -163,14 +163,14 @@ class TemplateChatFormat(ChatFormat):
         end = next((at for at, token in enumerate(ids) if token in self.stop_token_ids), None)
         return (False, ids) if end is None else (True, ids[:end])
 
-    def _opening(self, prompt_ids: Sequence[int]) -> str:
+    def _opening(self, prompt_ids: PromptIds) -> str:
         """The opening of the turn, marked: the prompt from its last end of a turn on, whatever the history before."""
         longest = self._dialect.opening_length + _PREFILL
-        ids, ends = list(prompt_ids[max(0, len(prompt_ids) - longest) :]), self._ends
+        ids, ends = as_list(prompt_ids[max(0, len(prompt_ids) - longest) :]), self._ends
         start = next((at + 1 for at in range(len(ids) - 1, -1, -1) if ids[at] in ends), 0)
         return self._marked_opening(tuple(ids[start:]))
 
-    def _closing(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
+    def _closing(self, prompt_ids: PromptIds, completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
         """What closes the turn where the model did not, or with another token than the one for what follows."""
         ending, last = self._dialect.endings[kind], completion_ids[-1] if len(completion_ids) else None
         if last in (ending.stop, ending.history):

@@ -41,8 +41,10 @@ async def within(work: Awaitable[_T], seconds: float) -> _T:
             task.add_done_callback(take_outcome)
             if plain is not None:
                 task.add_done_callback(lambda _: plain.close())  # if it is cancelled before it has begun
-        elif plain is not None:
-            plain.close()
+        else:
+            take_outcome(task)  # also if we are cancelled ourselves, just when it has ended
+            if plain is not None:
+                plain.close()
     if not task.done():
         raise Overdue
     if task.cancelled():
