@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import time
 import warnings
 from collections.abc import Awaitable, Iterator, Mapping
@@ -104,13 +105,19 @@ async def start(model: str, watch: LoadWatch, *, seeds: bool, **options: Any) ->
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What the engine's process is to inherit; this process's own environment is as before afterwards."""
+    """What the engine's process is to inherit; this process's own environment is as before afterwards.
+
+    Ctrl-C in a terminal reaches all its processes: the engine is not to die of it, but to be shut down when what has
+    finished is safe. A blocked signal stays blocked in a new process, whatever handlers that sets.
+    """
     missing = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     before = os.environ.get("LD_PRELOAD")  # vLLM's CPU platform sets it for its child
     os.environ.update(missing)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for name in missing:
             os.environ.pop(name, None)
         if before is None:

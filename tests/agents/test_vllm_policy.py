@@ -1,6 +1,7 @@
 """A real vLLM engine: exact ids in and out, true logprobs, and an end that is clean even when the engine dies."""
 
 import asyncio
+import signal
 import threading
 
 import gymnasium
@@ -110,6 +111,14 @@ def test_cancelling_aborts_and_the_engine_goes_on(engine: VLLMPolicy, chat: Chat
             await running
 
     asyncio.run(main())
+    assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
+
+
+def test_an_interrupt_of_the_whole_process_group_leaves_the_engine_alive(engine: VLLMPolicy, chat: ChatFormat) -> None:
+    """Ctrl-C reaches all processes of a terminal: what has finished is kept first, then the engine is shut down."""
+    for child in psutil.Process().children(recursive=True):
+        if "VLLM" in child.name() or any("VLLM" in word or "multiprocessing" in word for word in child.cmdline()):
+            child.send_signal(signal.SIGINT)
     assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
 
 

@@ -28,9 +28,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(TINY_MODEL, made, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     generator = torch.Generator().manual_seed(5)
     weights = load_file(TINY_MODEL / "model.safetensors")
-    moved = {
-        name: value * (1 + 0.2 * torch.randn(value.shape, generator=generator)) for name, value in weights.items()
-    }
+    moved = {name: value * (1 + 0.2 * torch.randn(value.shape, generator=generator)) for name, value in weights.items()}
     save_file(moved, made / "model.safetensors", metadata={"format": "pt"})
     return made
 
