@@ -122,6 +122,7 @@ class Collection:
         self._settings, self._group_size, self._filters = plan.settings, plan.group_size, plan.filters
         self._watch, self._emit, self._asked = plan.watch, emit, len(plan.episodes)
         self.gate = Gate(plan.episodes, plan.admission, plan.staleness, plan.policy)
+        self._left = {(episode.task_index, episode.member): episode for episode in plan.episodes}
         self._running: dict[int, EpisodeRun] = {}
         self._openings: dict[int, GroupOpening] = {}
         self._requests: set[asyncio.Task[Any]] = set()
@@ -235,7 +236,7 @@ class Collection:
         trajectory = run.trajectory
         trajectory.earlier = tuple(self._earlier.pop((trajectory.task_index, trajectory.member), ()))
         kept = await run.waits.named("the filter", self._accepts(trajectory))
-        del self._running[slot]
+        del self._running[slot], self._left[trajectory.task_index, trajectory.member]
         group = self._groups[trajectory.task_index]
         group.ended += 1
         before, dropped = self._emitted, False
@@ -322,8 +323,9 @@ class Collection:
             for slot, run in list(self._running.items()):  # only where somebody cancelled our own tasks
                 run.fail("cancelled_by_other", "code that shares the event loop cancelled the slot's task")
                 await self._finish(slot, run)
-            if not self.gate.plans_left:
+            if not self._left:
                 return
+            self.gate.refill(list(self._left.values()))  # what a cancelled task had taken, and not begun
 
     async def _tend(self, heart: Heartbeat) -> None:
         """Show that the loop moves, and look after what changes without a word: load, versions, readers."""
@@ -341,21 +343,22 @@ class Collection:
 
     def _sweep(self) -> None:
         """Emit what has not been: what runs and what has not begun, as cancelled; groups that are not whole."""
+        self.gate.close()
         for run in self._running.values():
             run.cancel()
+            self._left.pop((run.trajectory.task_index, run.trajectory.member), None)
             self._hand_over(run.trajectory)
         self._running.clear()
-        for group in self._groups.values():
-            if self._filters.accept_group is not None:
-                for trajectory in group.kept:
-                    self._hand_over(trajectory)
+        if self._filters.accept_group is not None:
+            for trajectory in [trajectory for group in self._groups.values() for trajectory in group.kept]:
+                self._hand_over(trajectory)
         self._groups.clear()
-        for plan in self.gate.close():
-            run_never = Trajectory(
-                self._settings.env_id, plan.task.id, plan.task_index, plan.member, self._settings.seed
-            )
-            run_never.stop_reason, run_never.evaluation = StopReason.CANCELLED, self._settings.evaluation
-            self._hand_over(run_never)
+        settings = self._settings
+        for plan in self._left.values():
+            never = Trajectory(settings.env_id, plan.task.id, plan.task_index, plan.member, settings.seed)
+            never.stop_reason, never.evaluation = StopReason.CANCELLED, settings.evaluation
+            self._hand_over(never)
+        self._left.clear()
 
     async def _end(self, tasks: Sequence["asyncio.Task[Any]"]) -> None:
         for task in tasks:

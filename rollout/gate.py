@@ -36,11 +36,6 @@ class Gate:
         self.reason, self.since = "", time.monotonic()
 
     @property
-    def plans_left(self) -> int:
-        """Episodes that have not begun."""
-        return len(self._plans)
-
-    @property
     def waiting(self) -> list[int]:
         """The slots that wait here."""
         return [slot for slot, _ in self._slots]
@@ -91,12 +86,14 @@ class Gate:
         self._dropped += dropped_group
         self.release()
 
-    def close(self) -> list[EpisodePlan]:
-        """Let nobody in any more. Returns the episodes that have not begun."""
-        left = list(self._plans)
+    def refill(self, plans: Sequence[EpisodePlan]) -> None:
+        """Begin again with these episodes; none is under way."""
+        self._plans, self._episodes = deque(plans), 0
+
+    def close(self) -> None:
+        """Let nobody in any more."""
         self._plans.clear()
         self.release()
-        return left
 
     def release(self) -> None:
         """Let slots in, as far as admission allows now."""

@@ -44,7 +44,7 @@ def test_a_completion_says_what_was_fed_and_what_was_sampled(engine: VLLMPolicy,
     assert completion.token_ids.dtype == np.int32
     assert completion.logprobs.dtype == np.float32
     assert (completion.logprobs <= 0).all()
-    assert (completion.versions == 0).all()
+    assert (completion.versions == engine.version).all()
     if completion.finish_reason is FinishReason.STOP:
         assert completion.token_ids[-1] in chat.stop_token_ids
 
@@ -116,7 +116,12 @@ def test_cancelling_aborts_and_the_engine_goes_on(engine: VLLMPolicy, chat: Chat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"enable_chunked_prefill": True}, "leave it off"),
+        ({"enable_chunked_prefill": True}, "leave it off, or say seeds=False"),
+        ({"long_prefill_token_threshold": 64}, "leave it off, or say seeds=False"),
+        (
+            {"max_num_batched_tokens": 1_024},
+            "expected 4096 or more, actual 1024; lower max_model_len, or say seeds=False",
+        ),
         ({"colour": "red"}, "an engine option is not vLLM's: .*colour"),
         ({"max_model_len": 10_000_000}, "takes at most 4096 tokens"),
         ({"quantization": "nonsense"}, "vLLM cannot start on"),
