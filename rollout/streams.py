@@ -86,8 +86,8 @@ class Stream:
 
     def cancel(self) -> None:
         """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once."""
-        self._cancelled = True
         if self._collection is not None:
+            self._cancelled = True
             with contextlib.suppress(ToolgymError):  # the loop is closed: then all of it is over
                 self._loop.submit(self._collection.stop())
 

@@ -1,9 +1,10 @@
 """The waits of one episode: each within its limit and within the episode's time, and each with a name to look up."""
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from toolgym.agents.policy import PolicyFailure
 from toolgym.envs.errors import EnvironmentFailure
@@ -36,7 +37,7 @@ class Waits:
             self._wait_for("its turn on the event loop")
 
     async def within(
-        self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: Callable[[], bool] = lambda: False
+        self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: Callable[[], bool] | None = None
     ) -> _T:
         """Await within a limit, and within what is left of the episode's time.
 
@@ -45,7 +46,8 @@ class Waits:
             what: what is waited for, in words.
             work: what is awaited.
             limit: seconds.
-            scoring: whether the model is done: then the episode's time does not count any more. Asked when it is up.
+            scoring: whether the model is done: then the episode's time does not count any more. Asked when it is up;
+                None where it never is.
 
         Raises:
             Deadline: the episode's time was up first.
@@ -56,10 +58,12 @@ class Waits:
         began = time.monotonic()
         self._wait_for(what)
         try:
-            if left >= limit or scoring():
-                return await within(work, limit)
+            if scoring is None or left >= limit:
+                return await within(work, min(left, limit))
             return await _before(work, left, limit, scoring, what)
         except Overdue as overdue:
+            if scoring is None and left < limit:
+                raise Deadline(what) from overdue
             if where == "sample":
                 raise PolicyFailure(f"no answer within {limit:g} s") from overdue
             raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=f"{where}_timeout") from overdue
@@ -84,3 +88,9 @@ async def _before(work: Awaitable[_T], left: float, limit: float, scoring: Calla
         if not task.done():
             task.cancel()
             task.add_done_callback(take_outcome)
+            task.add_done_callback(lambda _: _close_unbegun(work))
+
+
+def _close_unbegun(work: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        work.close()

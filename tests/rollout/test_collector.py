@@ -159,7 +159,7 @@ turns_ = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conversations=st.lists(turns_, min_size=1, max_size=4))
 def test_any_conversation_is_a_chain_with_the_mask_on_what_was_sampled(
     chat: ChatFormat, conversations: list[list[list[str] | str]]

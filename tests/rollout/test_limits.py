@@ -1,6 +1,5 @@
 """Limits are checked when they are made."""
 
-
 import pytest
 
 from toolgym.envs import ConfigurationError
