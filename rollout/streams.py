@@ -24,6 +24,7 @@ class Stream:
         self.plan = plan
         self._loop = plan.slots.loop
         self._collection: Collection | None = None
+        self._cancelled = False
 
     @property
     def total(self) -> int:
@@ -55,7 +56,7 @@ class Stream:
                     break
                 collection.gate.read += 1
                 yield ended
-            _raise_outcome(running, interrupted)
+            self._raise_outcome(running, interrupted)
         finally:
             try:
                 self._loop.run(collection.stop(), timeout=_STOPPING)
@@ -78,7 +79,7 @@ class Stream:
             while (ended := await arrived.get()) is not None:
                 collection.gate.read += 1
                 yield ended
-            _raise_outcome(running, None)
+            self._raise_outcome(running, None)
         finally:
             with contextlib.suppress(ToolgymError):  # the loop is closed already
                 await self._loop.call(collection.stop())
@@ -86,8 +87,17 @@ class Stream:
     def cancel(self) -> None:
         """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once."""
         if self._collection is not None:
+            self._cancelled = True
             with contextlib.suppress(ToolgymError):  # the loop is closed: then all of it is over
                 self._loop.submit(self._collection.stop())
+
+    def _raise_outcome(self, task: "asyncio.Task[None]", interrupted: KeyboardInterrupt | None) -> None:
+        if interrupted is not None:
+            raise interrupted
+        if not task.cancelled():
+            task.result()
+        elif not self._cancelled:
+            raise ToolgymError("the environments were closed while a collection ran")
 
 
 def kept(stream: Stream) -> Iterator[Trajectory]:
@@ -118,11 +128,3 @@ async def _spawn(collection: Collection, when_done: Callable[[], None]) -> "asyn
     task.add_done_callback(take_outcome)
     task.add_done_callback(lambda _: when_done())
     return task
-
-
-def _raise_outcome(task: "asyncio.Task[None]", interrupted: KeyboardInterrupt | None) -> None:
-    if interrupted is not None:
-        raise interrupted
-    if task.cancelled():
-        raise ToolgymError("the environments were closed while a collection ran")
-    task.result()
