@@ -188,7 +188,8 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         if not isinstance(task, Task):
             raise ConfigurationError(f"expected options['task'] to be a Task, actual {type(task).__name__}")
         self.task, self._steps = task, 0
-        await self._hook("setup", self.setup, task)
+        if type(self).setup is not ToolEnv.setup:  # which does nothing, and would cost a thread for it
+            await self._hook("setup", self.setup, task)
         system = (SystemMessage(self.system_prompt),) if self.system_prompt else ()
         self.messages = (*system, UserMessage(task.prompt))
         self._running = True
