@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -98,7 +99,7 @@ async def behind_a_gate(threads: ChatThreads, count: int, then: Callable[[], Awa
 def test_each_piece_of_work_has_its_own_end_whatever_becomes_of_the_others(fates: list[str], count: int) -> None:
     began: list[int] = []
 
-    def work(number: int) -> int:
+    def do(number: int) -> int:
         began.append(number)
         if fates[number] == "raises":
             raise Refused(number)
@@ -106,7 +107,7 @@ def test_each_piece_of_work_has_its_own_end_whatever_becomes_of_the_others(fates
 
     async def main(threads: ChatThreads) -> list[Any]:
         async def start() -> list[asyncio.Task[int]]:
-            asked = [asyncio.ensure_future(threads.run(lambda n=n: work(n))) for n in range(len(fates))]
+            asked = [asyncio.ensure_future(threads.run(partial(do, n))) for n in range(len(fates))]
             await asyncio.sleep(0)  # all of them wait for a thread now
             for fate, one in zip(fates, asked, strict=True):
                 if fate == "cancelled":
@@ -227,7 +228,7 @@ def test_a_loop_that_ends_with_work_under_way_does_not_touch_others() -> None:
 def test_closed_threads_refuse_new_work_and_finish_what_they_have() -> None:
     async def main() -> list[bool]:
         threads, gate = ChatThreads(1), threading.Event()
-        running = [asyncio.ensure_future(threads.run(lambda: gate.wait(30))) for _ in range(3)]
+        running = [asyncio.ensure_future(threads.run(partial(gate.wait, 30))) for _ in range(3)]
         await asyncio.sleep(0)
         threads.close()
         with pytest.raises(RuntimeError, match="have been closed"):
