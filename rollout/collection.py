@@ -118,7 +118,7 @@ class Collection:
         self._earlier: defaultdict[tuple[int, int], list[Failure]] = defaultdict(list)
         self._groups: defaultdict[int, _Members] = defaultdict(_Members)
         self._emitted = 0
-        self._stopping = self._finished = False
+        self._stopping = self._ending = self._finished = False
         self._fatal: CollectionFailed | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -314,7 +314,7 @@ class Collection:
 
         Called where one was caught; raises it again if it was asked for, by us or by the environments' end.
         """
-        if self._stopping or self._slots.loop.closing:
+        if self._stopping or self._ending or self._slots.loop.closing:
             raise asyncio.CancelledError
         if (task := asyncio.current_task()) is not None:
             while task.cancelling():
@@ -368,7 +368,7 @@ class Collection:
     async def _end(self, tasks: Sequence["asyncio.Task[Any]"]) -> None:
         """Cancel tasks of our own and wait for their ends, however often we are cancelled ourselves meanwhile."""
         if not all(task.done() for task in tasks):
-            self._stopping = True  # else they would take their cancellation back
+            self._ending = True  # else they would take their cancellation back
         for task in tasks:
             task.cancel()
         end = time.monotonic() + _CLEARING

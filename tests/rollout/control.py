@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import toolgym
 from toolgym.agents.policy import Completion, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import AssistantMessage, ToolVectorEnv, tool
+from toolgym.rollout import Group
 
 OURS = {**os.environ, "PYTHONPATH": str(Path(toolgym.__file__).parents[1])}
 """The environment of a process that is to find the same package."""
@@ -34,9 +35,7 @@ def tool_then_answer(name: str, **arguments: Any) -> Callable[[SampleRequest, in
 class ActionEnv(EchoEnv):
     """Its tool ``act`` does what the test wants, on the loop; ``block`` does so in a thread."""
 
-    def __init__(
-        self, action: Callable[["ActionEnv"], Any] = lambda env: None, count: int = 8, **options: Any
-    ) -> None:
+    def __init__(self, action: Callable[["ActionEnv"], Any] = lambda env: None, count: int = 8, **options: Any) -> None:
         self.action = action
         super().__init__(count, **options)
 
@@ -84,3 +83,9 @@ def nothing_left(envs: ToolVectorEnv) -> Iterator[None]:
     thread = envs.loop._thread
     thread.join(10)
     assert not thread.is_alive()
+
+
+def note_indices(batches: Iterable[list[Group]], seen: list[int]) -> None:
+    """Take all batches, and note the task indices of their groups as they come."""
+    for batch in batches:
+        seen += [group.task_index for group in batch]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from control import BOTH, VersionedPolicy, answer, nothing_left
+from control import BOTH, VersionedPolicy, answer, note_indices, nothing_left
 from helpers import echo_twice, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +18,8 @@ from toolgym.agents.policy import Completion, EngineLoad, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError, Task
 from toolgym.rollout import Admission, Collector, Filters, StopReason, rollout
-from toolgym.rollout.batches import BatchesFailed
 from toolgym.rollout.admission import InFlight, Staleness
+from toolgym.rollout.batches import BatchesFailed
 from toolgym.rollout.episode import EpisodePlan
 from toolgym.rollout.gate import Gate
 
@@ -89,7 +89,7 @@ def test_when_the_engine_has_room_again_others_begin_without_anything_ending(cha
             self.told = EngineLoad(1, 0, 0.0)
             if len(self.under_way) == 2:
                 together.set()
-            while not together.is_set():
+            while not together.is_set():  # noqa: ASYNC110 - set on whatever loop
                 await asyncio.sleep(0.001)
             return await ScriptedPolicy.sample(self, request)
 
@@ -128,17 +128,17 @@ def test_two_collections_at_once_share_a_policy(chat: ChatFormat) -> None:
 
 
 def test_group_members_begin_with_one_request_whatever_is_admitted(chat: ChatFormat) -> None:
-    class Counting(ScriptedPolicy):
-        sizes: list[int] = []
+    sizes: list[int] = []
 
+    class Counting(ScriptedPolicy):
         async def sample(self, request: SampleRequest) -> list[Completion]:
             if request.turn == 0:
-                self.sizes.append(request.n)
+                sizes.append(request.n)
             return await super().sample(request)
 
     envs = vector(2)
     Collector(envs, Counting(chat, echo_twice), chat, admission=Admission(max_in_flight=1)).collect(3, 4)
-    assert Counting.sizes == [4, 4, 4]
+    assert sizes == [4, 4, 4]
     envs.close()
 
 
@@ -206,7 +206,7 @@ class Model:
 def test_whatever_is_rejected_retried_or_late_nothing_is_older_than_the_bound(
     size: int, slots: int, staleness: Staleness, groups: int, order: random.Random
 ) -> None:
-    rng = random.Random(order.getrandbits(64))  # noqa: S311 - one draw of hypothesis's, not thousands
+    rng = random.Random(order.getrandbits(64))
     model = Model(groups, size, staleness, slots)
     ready: list[list[int]] = []
     for _ in range(2_000):
@@ -269,9 +269,7 @@ class JitteryVersions(VersionedPolicy):
 
 @pytest.mark.parametrize("seed", range(12))
 @BOTH
-def test_batches_are_as_young_as_was_agreed_on_and_nothing_is_lost(
-    chat: ChatFormat, seed: int, schedule: Any
-) -> None:
+def test_batches_are_as_young_as_was_agreed_on_and_nothing_is_lost(chat: ChatFormat, seed: int, schedule: Any) -> None:
     rng = np.random.default_rng(seed)
     bound, size, groups = int(rng.integers(0, 3)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
     drop = {int(k) for k in rng.integers(0, 20, size=5)}
@@ -298,8 +296,7 @@ def test_a_trainer_that_never_updates_ends_with_all_that_is_finished(chat: ChatF
     got: list[int] = []
     with nothing_left(envs):
         with pytest.raises(BatchesFailed, match="nobody updates the weights: waited for newer weights than version 0"):
-            for batch in collector.batches(9, 2, groups=2, max_staleness=1):
-                got += [group.task_index for group in batch]
+            note_indices(collector.batches(9, 2, groups=2, max_staleness=1), got)
         assert got == [0, 1, 2, 3], "whole batches only, and none that is made of what was cancelled"
 
 
@@ -313,9 +310,7 @@ def test_the_time_for_new_weights_counts_from_when_nothing_runs_any_more(chat: C
     assert gate.ready() is not None
     assert gate.ready() is None
     assert not gate.forsaken, "an episode runs: there is nothing to train on yet"
-    gate = Gate(
-        [EpisodePlan(Task(f"t{k}", ""), k, 0) for k in range(2)], Admission(), Staleness(0, 1), Versions()
-    )
+    gate = Gate([EpisodePlan(Task(f"t{k}", ""), k, 0) for k in range(2)], Admission(), Staleness(0, 1), Versions())
     gate.ready(), gate.ready()
     gate.since -= 10_000.0  # refused long ago, while an episode ran
     gate.ended(1)

@@ -30,7 +30,7 @@ class _Odd:
 @BOTH
 @pytest.mark.parametrize(
     "accept",
-    [lambda t: t.member % 2 == 1, lambda t: True if t.member % 2 else None, _odd, _Odd(), lambda t: _odd(t)],
+    [lambda t: t.member % 2 == 1, lambda t: True if t.member % 2 else None, _odd, _Odd(), lambda t: _odd(trajectory=t)],
     ids=["plain", "none", "async", "callable", "lambda"],
 )
 def test_rejected_trajectories_are_left_out_and_counted(chat: ChatFormat, accept: Any, schedule: Any) -> None:
@@ -122,7 +122,7 @@ def test_a_filter_that_raises_ends_it_with_all_that_is_finished(
     filters = Filters(**{name: filter_})
     collector = Collector(envs, ScriptedPolicy(chat, answer), chat, schedule=schedule, filters=filters)
     with nothing_left(envs):
-        with pytest.raises(RolloutFailed, match=f"{name} on (trajectory|group) .* raised") as caught:
+        with pytest.raises(RolloutFailed, match=rf"{name} on (trajectory|group) .* raised") as caught:
             rollout(collector, 6, 2)
         found = caught.value.rollout
         assert len(found.trajectories) == 12

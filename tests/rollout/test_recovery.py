@@ -107,8 +107,10 @@ def test_a_request_that_failed_is_made_again_by_itself_and_leaves_no_trace(chat:
     found = Collector(envs, policy, chat, recovery=AT_ONCE).collect(3)
     good = Collector(envs, ScriptedPolicy(chat, echo_twice), chat).collect(3)
     assert found == good
-    by_turn = {(r.task and r.task.id, r.turn): {q.seed for q in policy.requests if q.turn == r.turn and q.task == r.task}
-               for r in policy.requests}
+    by_turn = {
+        (r.task and r.task.id, r.turn): {q.seed for q in policy.requests if q.turn == r.turn and q.task == r.task}
+        for r in policy.requests
+    }
     assert all(len(seeds) == 1 for seeds in by_turn.values()), "a repetition has the same seed"
     envs.close()
 
@@ -135,9 +137,7 @@ def test_the_back_off_doubles_up_to_its_bound() -> None:
 def test_the_first_failure_is_raised_with_all_that_is_finished(chat: ChatFormat, schedule: Any, bad: int) -> None:
     """In lockstep the failure may come with the last round, when there is nothing left to cancel."""
     envs = vector(2, trouble=lambda k: "tool breaks" if k == bad else None)
-    collector = Collector(
-        envs, ScriptedPolicy(chat, echo_twice), chat, schedule=schedule, recovery=Recovery("raise")
-    )
+    collector = Collector(envs, ScriptedPolicy(chat, echo_twice), chat, schedule=schedule, recovery=Recovery("raise"))
     with nothing_left(envs):
         with pytest.raises(RolloutFailed, match=rf"trajectory {bad}.0 failed in step \(box_died\)") as caught:
             rollout(collector, 6)
@@ -263,6 +263,11 @@ def test_where_no_fresh_environment_can_be_made_the_old_one_goes_on(chat: ChatFo
         assert [t.solved for t in collector.collect(4)] == [True] * 4
 
 
+def _collect_and_close(collector: Collector, envs: ToolVectorEnv) -> None:
+    assert [t.solved for t in collector.collect(3)] == [True] * 3
+    envs.close()
+
+
 class StubbornEnv(EchoEnv):
     """Fails its first episode, and to close."""
 
@@ -282,8 +287,7 @@ def test_an_old_environment_that_fails_to_close_holds_nothing_up(chat: ChatForma
     StubbornEnv.used = False
     collector = Collector(envs, ScriptedPolicy(chat, answer), chat, recovery=Recovery("retry", backoff=0.0))
     with pytest.warns(ResourceWarning, match="failed to close: OSError: the socket is gone"):
-        assert [t.solved for t in collector.collect(3)] == [True] * 3
-        envs.close()
+        _collect_and_close(collector, envs)
 
 
 class HangingEnv(EchoEnv):
@@ -306,8 +310,7 @@ def test_an_old_environment_that_never_closes_is_left(chat: ChatFormat, monkeypa
     envs = ToolVectorEnv.of(HangingEnv, num_envs=1)
     collector = Collector(envs, ScriptedPolicy(chat, answer), chat, recovery=Recovery("retry", backoff=0.0))
     with pytest.warns(ResourceWarning, match="took over 0.05 s to close"):
-        assert [t.solved for t in collector.collect(3)] == [True] * 3
-        envs.close()
+        _collect_and_close(collector, envs)
 
 
 class Mute(VersionedPolicy):
@@ -344,9 +347,7 @@ def test_a_policy_that_tells_no_load_counts_as_one_that_cannot(chat: ChatFormat)
 
 @BOTH
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_policy_that_tells_no_version_fails_its_episodes_by_name(
-    chat: ChatFormat, after: int, schedule: Any
-) -> None:
+def test_a_policy_that_tells_no_version_fails_its_episodes_by_name(chat: ChatFormat, after: int, schedule: Any) -> None:
     envs = vector(1)
     with nothing_left(envs):
         found = Collector(envs, _mute(chat, after), chat, schedule=schedule).collect(6)

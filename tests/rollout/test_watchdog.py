@@ -11,7 +11,7 @@ from control import BOTH, ActionEnv, VersionedPolicy, answer, nothing_left, tool
 from helpers import TroubledPolicy, vector
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.policy import Completion, SampleRequest
+from toolgym.agents.policy import Completion, PolicyFailure, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError, ToolVectorEnv
 from toolgym.rollout import Admission, Collector, Filters, Recovery, Stall, Waiting, Watch
@@ -32,7 +32,7 @@ class Ears:
             self.enough.set()
 
     async def wait(self, env: Any = None) -> str:
-        while not self.enough.is_set():
+        while not self.enough.is_set():  # noqa: ASYNC110 - set by the watchdog's thread
             await asyncio.sleep(0.005)
         return "go on"
 
@@ -66,8 +66,6 @@ def test_so_is_one_that_waits_for_the_policy_or_its_recovery(chat: ChatFormat, s
 
 
 def _busy() -> Exception:
-    from toolgym.agents.policy import PolicyFailure  # noqa: PLC0415
-
     return PolicyFailure("busy")
 
 
@@ -141,7 +139,7 @@ def test_without_a_function_it_is_a_warning_in_the_log(chat: ChatFormat, caplog:
                 logged.set()
 
     async def wait(env: Any) -> str:
-        while not logged.is_set():
+        while not logged.is_set():  # noqa: ASYNC110 - set by the watchdog's thread
             await asyncio.sleep(0.005)
         return "go on"
 
