@@ -142,7 +142,7 @@ def test_a_filter_that_hangs_ends_it_too(chat: ChatFormat, name: str, asynchrono
     filters = Filters(**{name: hang if asynchronous else lambda what: let_go.wait()}, timeout=0.1)  # type: ignore[arg-type]
     envs = vector(2)
     with nothing_left(envs):
-        with pytest.raises(RolloutFailed, match="took over 0.1 s") as caught:
+        with pytest.raises(RolloutFailed, match=r"took over 0\.1 s") as caught:
             rollout(Collector(envs, ScriptedPolicy(chat, answer), chat, filters=filters), 4)
         assert len(caught.value.rollout.trajectories) == 4
         let_go.set()

@@ -104,6 +104,7 @@ def test_or_for_newer_weights(chat: ChatFormat) -> None:
         assert ears.enough.wait(30)
         policy.version += 1
         assert len(next(batches)) == 1
+        assert list(batches) == []
 
 
 def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it(chat: ChatFormat) -> None:
