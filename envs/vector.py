@@ -15,6 +15,7 @@ from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode
 
 from toolgym.envs.errors import ConfigurationError, EnvironmentFailure, Failure, ResetNeededError, ToolgymError
+from toolgym.envs.execution import Executor
 from toolgym.envs.infos import batch_infos
 from toolgym.envs.loop import LoopThread
 from toolgym.envs.messages import AssistantMessage, Observation
@@ -24,7 +25,7 @@ from toolgym.envs.tool_env import Closer, Step, ToolEnv
 from toolgym.envs.waiting import Overdue, described, within
 
 _T = TypeVar("_T")
-_CLOSING = 5.0  # seconds
+_CLOSING, _MAKING = 5.0, 60.0  # seconds
 Action: TypeAlias = AssistantMessage | None
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -307,10 +308,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         """
         await self.envs[i].adrain()
         if self.envs[i].busy:
-            with contextlib.suppress(Exception):  # then the old one stays, and fails its next episode by name
-                replacement = self._env_fns[i]()
-                self._retired.append(self.envs[i])
-                self.envs[i] = replacement
+            await self._replace(i)  # if none can be made, the old one fails its next episode by name
         return self.envs[i]
 
     async def renew(self, i: int) -> None:
@@ -319,9 +317,24 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         If none can be made, the old one stays.
         """
         old = self.envs[i]
-        with contextlib.suppress(Exception):  # an author's constructor: the old one fails its next episode by name
-            self.envs[i] = self._env_fns[i]()
+        if await self._replace(i):
             await _close_one(old)
+            self._retired.remove(old)
+
+    async def _replace(self, i: int) -> bool:
+        """Put a new environment into a slot, and the old one among the retired. Returns whether one could be made.
+
+        Constructors are an author's and may block: each runs in a thread of its own.
+        """
+        try:
+            made = await Executor().call(self._env_fns[i], f"making the environment of slot {i}", _MAKING)
+        except (Overdue, Exception) as error:  # noqa: BLE001 - an author's constructor may raise anything
+            why = f"it took over {_MAKING:g} s" if isinstance(error, Overdue) else described(error)
+            warnings.warn(f"no new environment for slot {i}, the old one stays: {why}", ResourceWarning, 2)
+            return False
+        self._retired.append(self.envs[i])
+        self.envs[i] = made
+        return True
 
     def _refuse_if_held(self, what: str) -> None:
         if self._holder is not None:

@@ -1,8 +1,8 @@
 """Collecting: a policy, a vector of environments, and exact trajectories out of them."""
 
 from toolgym.rollout.admission import Admission
-from toolgym.rollout.collection import CollectionFailed, Filters
 from toolgym.rollout.collector import Collector
+from toolgym.rollout.filters import CollectionFailed, Filters
 from toolgym.rollout.groups import Group, advantages, group_trajectories, token_weights
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.recovery import Recovery

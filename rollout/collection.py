@@ -1,21 +1,22 @@
 """`Collection`: one collection while it runs, on the event loop of the environments."""
 
 import asyncio
-import inspect
+import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Policy
 from toolgym.envs.errors import Failure, ToolgymError
 from toolgym.envs.vector import ToolVectorEnv
-from toolgym.envs.waiting import Overdue, described, take_outcome, within
+from toolgym.envs.waiting import described, take_outcome
 from toolgym.rollout.admission import Admission, Staleness
 from toolgym.rollout.episode import EpisodePlan, EpisodeRun, EpisodeSettings
+from toolgym.rollout.filters import CollectionFailed, Filters, Jury
 from toolgym.rollout.gate import Gate
 from toolgym.rollout.groups import Group
 from toolgym.rollout.openings import GroupOpening
@@ -23,11 +24,9 @@ from toolgym.rollout.schedules import Schedule
 from toolgym.rollout.trajectory import StopReason, Trajectory
 from toolgym.rollout.watchdog import Heartbeat, Waiting, Watch, Watchdog
 
-_JUDGING = 60.0  # seconds for a filter
-_STOPPING, _TENDING = 5.0, 0.05  # seconds
-
-AcceptTrajectory: TypeAlias = Callable[[Trajectory], bool | Awaitable[bool]]
-AcceptGroup: TypeAlias = Callable[[Group], bool | Awaitable[bool]]
+_T = TypeVar("_T")
+_STOPPING, _CLEARING, _TENDING = 5.0, 1.0, 0.05  # seconds
+_SLICE = 32  # tasks that begin in one iteration of the event loop: more would hold it up
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +42,22 @@ class Ended:
     rejected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """What is kept out of the results.
-
-    Attributes:
-        accept: whether a trajectory is kept; called once, when it has ended. Failed ones are not asked about.
-        accept_group: whether a group is kept, called once, when all its members have ended.
-    """
-
-    accept: AcceptTrajectory | None = None
-    accept_group: AcceptGroup | None = None
-
-
-class CollectionFailed(ToolgymError):
-    """A collection was ended: by the first failure, as `Recovery` says, or by a filter that raised.
-
-    Attributes:
-        failure: of the trajectory that ended it; None where it was none.
-    """
-
-    def __init__(self, message: str, failure: Failure | None = None) -> None:
-        super().__init__(message)
-        self.failure = failure
-
-
 @dataclass
 class _Members:
     """What has come of one group so far."""
 
     ended: int = 0
     kept: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass
+class _Place:
+    """An episode in a slot, from its admission on."""
+
+    plan: EpisodePlan
+    run: EpisodeRun | None = None  # once the environment is ready
+    counted: bool = False  # handed over, or kept with its group
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +96,34 @@ class CollectionPlan:
 class Collection:
     """Runs episodes to their ends and hands each over once, whatever happens. See `Episodes` for what schedules use.
 
+    Its tasks share an event loop with the code of tools, which may cancel them. So whatever it awaits is either a stage
+    of an episode, which fails by that, or is awaited once more; only what `abandon` cancels ends.
+
     Args:
         plan: what it is made of.
         emit: takes each trajectory that has ended.
+
+    Raises:
+        PolicyFailure: the policy does not tell its version, where staleness is bounded.
     """
 
     def __init__(self, plan: CollectionPlan, emit: Callable[[Ended], None]) -> None:
         self._slots, self._policy, self._chat, self._schedule = plan.slots, plan.policy, plan.chat, plan.schedule
-        self._settings, self._group_size, self._filters = plan.settings, plan.group_size, plan.filters
+        self._settings, self._group_size, self._jury = plan.settings, plan.group_size, Jury(plan.filters)
         self._watch, self._emit, self._asked = plan.watch, emit, len(plan.episodes)
         self.gate = Gate(plan.episodes, plan.admission, plan.staleness, plan.policy)
-        self._left = {(episode.task_index, episode.member): episode for episode in plan.episodes}
-        self._running: dict[int, EpisodeRun] = {}
+        self._places: dict[int, _Place] = {}
         self._openings: dict[int, GroupOpening] = {}
         self._requests: set[asyncio.Task[Any]] = set()
         self._earlier: defaultdict[tuple[int, int], list[Failure]] = defaultdict(list)
         self._groups: defaultdict[int, _Members] = defaultdict(_Members)
         self._emitted = 0
-        self._stopping = self._finished = False
+        self._stopping = self._ending = self._finished = False
         self._fatal: CollectionFailed | None = None
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """Run everything.
+        """Run everything, or until it is stopped.
 
         Raises:
             CollectionFailed: see there. All trajectories have been emitted, those that ran or had not begun as
@@ -147,15 +136,17 @@ class Collection:
             watchdog = Watchdog(self._watch, self.waiting, heart)
             tending = asyncio.create_task(self._tend(heart))
             try:
-                await self._drive()
+                if not self._stopping:
+                    await self._schedule(self._slots.num_envs, self)
             except asyncio.CancelledError:
-                if self._fatal is None:
-                    raise
+                if not self._stopping:
+                    raise  # the environments are being closed
+            except Exception as error:  # noqa: BLE001 - a bug, or a policy's: it ends with its results all the same
+                self._break_down(error)
             finally:
                 self._finished = True
                 self._sweep()
-                watchdog.close()
-                await self._end([tending, *self._requests])
+                await self._clear(watchdog, [tending, *self._requests])
         if self._fatal is not None:
             raise self._fatal
         if self._emitted != self._asked:
@@ -168,28 +159,32 @@ class Collection:
             await asyncio.wait({self._task}, timeout=_STOPPING)
 
     def abandon(self) -> None:
-        """Cancel what runs, without waiting for it."""
+        """Cancel what runs, without waiting for it. What has not begun to run never will."""
         self._stopping = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
     def waiting(self) -> list[Waiting]:
         """What each slot waits for now. May be called from any thread."""
-        now = time.monotonic()
-        found = [
-            Waiting(slot, run.trajectory.id, len(run.trajectory.turns), run.waits.what, now - run.waits.since)
-            for slot, run in list(self._running.items())
-        ]
+        now, found = time.monotonic(), []
+        for slot, place in list(self._places.items()):
+            run, plan = place.run, place.plan
+            if run is None:
+                name = f"{plan.task_index}.{plan.member}"
+                found.append(Waiting(slot, name, 0, "a free environment", now - place.since))
+            else:
+                turns, waits = len(run.trajectory.turns), run.waits
+                found.append(Waiting(slot, run.trajectory.id, turns, waits.what, now - waits.since))
         if self.gate.reason:
             reason, since = self.gate.reason, self.gate.since
-            found += [Waiting(slot, "", 0, f"admission: {reason}", now - since) for slot in list(self.gate.waiting)]
+            found += [Waiting(slot, "", 0, f"admission: {reason}", now - since) for slot in self.gate.waiting]
         return found
 
     # What schedules use.
 
     async def next(self, slot: int) -> EpisodePlan | None:
         """See `Episodes`."""
-        return await self.gate.next(slot)
+        return await self._steadily(lambda: self.gate.next(slot))
 
     def ready(self) -> EpisodePlan | None:
         """See `Episodes`."""
@@ -197,171 +192,205 @@ class Collection:
 
     async def begin(self, slot: int, plan: EpisodePlan) -> EpisodeRun:
         """See `Episodes`."""
+        place = self._places[slot] = _Place(plan)
         opening = self._openings.get(plan.task_index)
         if opening is None:
             opening = GroupOpening(self._policy, self._group_size, self._requests)
             self._openings[plan.task_index] = opening
-        env = await self._slots.fresh(slot)
-        run = EpisodeRun(env, self._chat, self._settings, plan, opening.sample)
-        self._running[slot] = run
-        return run
+        env = await self._steadily(lambda: self._slots.fresh(slot))
+        place.run = EpisodeRun(env, self._chat, self._settings, plan, opening.sample)
+        return place.run
 
-    async def play(self, run: EpisodeRun, stage: Awaitable[Any]) -> Any:
+    async def play(self, run: EpisodeRun, stage: Callable[[], Awaitable[Any]]) -> Any:
         """See `Episodes`."""
         try:
-            return await stage
+            return await stage()
         except asyncio.CancelledError:
-            if self._is_stopped:
-                raise
-            self._go_on()
+            self._take_back()
             run.fail("cancelled_by_other", "code that shares the event loop cancelled the episode's task")
             return None
 
-    async def ended(self, slot: int, run: EpisodeRun) -> bool:
+    async def ended(self, slot: int, run: EpisodeRun) -> None:
         """See `Episodes`."""
-        trajectory, failure = run.trajectory, run.trajectory.failure
+        trajectory, recovery = run.trajectory, self._settings.recovery
         earlier = self._earlier[trajectory.task_index, trajectory.member]
-        if failure is not None and not run.hopeless and self._settings.recovery.begins_anew(len(earlier)):
-            earlier.append(failure)
-            if trajectory.stop_reason is StopReason.POLICY_FAILURE:
-                pause = self._settings.recovery.delay(len(earlier) - 1)
-                await run.waits.named("the policy to recover", asyncio.sleep(pause))
-            await self._slots.renew(slot)
-            del self._running[slot]
-            return True
-        await self._finish(slot, run)
-        return False
+        if trajectory.failure is None or run.hopeless or not recovery.begins_anew(len(earlier)):
+            await self._finish(slot, run)
+            return
+        if trajectory.stop_reason is StopReason.POLICY_FAILURE:
+            pause = recovery.delay(len(earlier))
+            await run.waits.named("the policy to recover", self._steadily(lambda: asyncio.sleep(pause)))
+        await run.waits.named("a new environment", self._steadily(lambda: self._slots.renew(slot)))
+        earlier.append(trajectory.failure)
+        self.gate.put_back(self._places.pop(slot).plan)
+        self._admit()
+
+    async def together(self, works: Iterable[Callable[[], Awaitable[Any]]]) -> list[Any]:
+        """See `Episodes`."""
+        begun = list(works)
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            for work in begun:
+                tasks.append(_task(work))
+                if len(tasks) % _SLICE == 0:
+                    await self._steadily(lambda: asyncio.sleep(0))
+            while any(not task.done() or task.cancelled() for task in tasks):
+                # Cancelled before its first line, where nothing could take that back: once more.
+                tasks[:] = [_task(work) if task.cancelled() else task for work, task in zip(begun, tasks, strict=True)]
+                await self._steadily(lambda: asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))
+                for task in tasks:
+                    if task.done() and not task.cancelled():
+                        task.result()  # raises what it has raised
+            return [task.result() for task in tasks]
+        finally:
+            await self._end(tasks)
 
     async def _finish(self, slot: int, run: EpisodeRun) -> None:
         trajectory = run.trajectory
         trajectory.earlier = tuple(self._earlier.pop((trajectory.task_index, trajectory.member), ()))
-        kept = await run.waits.named("the filter", self._accepts(trajectory))
-        del self._running[slot], self._left[trajectory.task_index, trajectory.member]
+        kept = await run.waits.named("the filter accept", self._judged(lambda: self._jury.accepts(trajectory)))
+        self._places[slot].counted = True
         group = self._groups[trajectory.task_index]
         group.ended += 1
         before, dropped = self._emitted, False
-        if not kept:
-            self._hand_over(trajectory, rejected=True)
-        elif self._filters.accept_group is None:
+        if kept:
             group.kept.append(trajectory)
-            self._hand_over(trajectory)
-        else:
-            group.kept.append(trajectory)
+        if not kept or not self._jury.judges_groups:
+            self._hand_over(trajectory, rejected=not kept)
         if group.ended == self._group_size:
-            dropped = not await self._close_group(trajectory.task_index, group)
+            closing = self._close_group(trajectory.task_index, group)
+            dropped = not await run.waits.named("the filter accept_group", closing)
+        del self._places[slot]
         self.gate.ended(self._emitted - before, dropped_group=dropped)
         if trajectory.failure is not None and self._settings.recovery.on_failure == "raise":
             failure = trajectory.failure
             text = f"trajectory {trajectory.id} failed in {failure.where} ({failure.kind}): {failure.message}"
             self._end_all(CollectionFailed(text, failure))
+        self._admit()
 
     async def _close_group(self, index: int, group: _Members) -> bool:
         """Decide about a group whose members have all ended. Returns whether anything is left of it."""
-        accept = self._filters.accept_group
-        if accept is None:
-            del self._groups[index]
-        elif group.kept:
+        accepted = bool(group.kept)
+        if group.kept and self._jury.judges_groups:
             members = tuple(sorted(group.kept, key=lambda trajectory: trajectory.member))
             whole = Group(index, members[0].task_id, self._group_size, members)
-            accepted = await self._judged(f"accept_group on group {index}", accept, whole)
-            del self._groups[index]
+            accepted = await self._judged(lambda: self._jury.accepts_group(whole))
             for trajectory in members:
                 self._hand_over(trajectory, rejected=not accepted)
-            return accepted
-        self._groups.pop(index, None)
-        self._openings.pop(index, None)
-        return bool(group.kept)
+        del self._groups[index], self._openings[index]
+        return accepted
 
-    async def _accepts(self, trajectory: Trajectory) -> bool:
-        if self._filters.accept is None or trajectory.failure is not None:
-            return True
-        return await self._judged(f"accept on trajectory {trajectory.id}", self._filters.accept, trajectory)
-
-    async def _judged(self, name: str, judge: Callable[[Any], Any], what: Any) -> bool:
+    async def _judged(self, verdict: Callable[[], Awaitable[bool]]) -> bool:
         """What a filter says. Its failure ends the collection; what it was asked about is kept."""
         try:
-            if inspect.iscoroutinefunction(judge):
-                return bool(await within(judge(what), _JUDGING))
-            return bool(await within(asyncio.to_thread(judge, what), _JUDGING))
-        except Overdue:
-            self._end_all(CollectionFailed(f"{name} took over {_JUDGING:g} s"))
-        except Exception as error:  # noqa: BLE001 - a user's function: the collection ends, with its results
-            failed = CollectionFailed(f"{name} raised {described(error)}")
-            failed.__cause__ = error
+            return await self._steadily(verdict)
+        except CollectionFailed as failed:
             self._end_all(failed)
-        return True
+            return True
 
     def _hand_over(self, trajectory: Trajectory, *, rejected: bool = False) -> None:
         self._emitted += 1
         self._emit(Ended(trajectory, rejected))
 
+    def _admit(self) -> None:
+        """Let others in, now that something has changed."""
+        try:
+            self.gate.release()
+        except ToolgymError as error:  # the policy does not tell its version any more
+            self._break_down(error)
+
+    def _break_down(self, error: Exception) -> None:
+        failed = CollectionFailed(f"the collection could not go on: {described(error)}")
+        failed.__cause__ = error
+        self._end_all(failed)
+
     def _end_all(self, why: CollectionFailed) -> None:
         if self._fatal is None:
-            self._fatal, self._stopping = why, True
-            assert self._task is not None  # it runs
-            self._task.cancel()
+            self._fatal = why
+            self.abandon()
 
-    @property
-    def _is_stopped(self) -> bool:
-        """Whether a cancellation was asked for: by us, or by the environments' end."""
-        return self._stopping or self._slots.loop.closing
+    def _take_back(self) -> None:
+        """Take back a cancellation that nobody of ours has asked for: a tool may cancel all tasks of its loop.
 
-    def _go_on(self) -> None:
-        """Take back a cancellation that nobody of ours has asked for: a tool may cancel all tasks of its loop."""
-        task = asyncio.current_task()
-        if task is not None:
-            task.uncancel()
+        Called where one was caught; raises it again if it was asked for, by us or by the environments' end.
+        """
+        if self._stopping or self._ending or self._slots.loop.closing:
+            raise asyncio.CancelledError
+        if (task := asyncio.current_task()) is not None:
+            while task.cancelling():
+                task.uncancel()
 
-    async def _drive(self) -> None:
+    async def _steadily(self, act: Callable[[], Awaitable[_T]]) -> _T:
+        """Await something of our own; if code that shares the event loop cancels it, once more."""
         while True:
             try:
-                await self._schedule(self._slots.num_envs, self)
+                return await act()
             except asyncio.CancelledError:
-                if self._is_stopped:
-                    raise
-                self._go_on()
-            for slot, run in list(self._running.items()):  # only where somebody cancelled our own tasks
-                run.fail("cancelled_by_other", "code that shares the event loop cancelled the slot's task")
-                await self._finish(slot, run)
-            if not self._left:
-                return
-            self.gate.refill(list(self._left.values()))  # what a cancelled task had taken, and not begun
+                self._take_back()
 
     async def _tend(self, heart: Heartbeat) -> None:
         """Show that the loop moves, and look after what changes without a word: load, versions, readers."""
-        while True:
-            try:
+
+        async def tend() -> None:
+            while not self._finished:
                 heart.beat()
-                self.gate.release()
+                self._admit()
                 if self.gate.forsaken:
                     self._end_all(CollectionFailed(f"nobody updates the weights: waited for {self.gate.reason}"))
                 await asyncio.sleep(_TENDING)
-            except asyncio.CancelledError:
-                if self._finished or self._is_stopped:
-                    raise
-                self._go_on()
+
+        await self._steadily(tend)
 
     def _sweep(self) -> None:
         """Emit what has not been: what runs and what has not begun, as cancelled; groups that are not whole."""
-        self.gate.close()
-        for run in self._running.values():
-            run.cancel()
-            self._left.pop((run.trajectory.task_index, run.trajectory.member), None)
-            self._hand_over(run.trajectory)
-        self._running.clear()
-        if self._filters.accept_group is not None:
-            for trajectory in [trajectory for group in self._groups.values() for trajectory in group.kept]:
+        for place in self._places.values():
+            if place.run is None:
+                self._hand_over(self._never_run(place.plan))
+            elif not place.counted:
+                place.run.cancel()
+                made = place.run.trajectory
+                made.earlier = made.earlier or tuple(self._earlier[made.task_index, made.member])
+                self._hand_over(made)
+        for group in self._groups.values():
+            for trajectory in group.kept if self._jury.judges_groups else ():
                 self._hand_over(trajectory)
-        self._groups.clear()
-        settings = self._settings
-        for plan in self._left.values():
-            never = Trajectory(settings.env_id, plan.task.id, plan.task_index, plan.member, settings.seed)
-            never.stop_reason, never.evaluation = StopReason.CANCELLED, settings.evaluation
-            self._hand_over(never)
-        self._left.clear()
+        for plan in self.gate.close():
+            self._hand_over(self._never_run(plan))
+        for left in (self._places, self._groups, self._openings):
+            left.clear()
+
+    def _never_run(self, plan: EpisodePlan) -> Trajectory:
+        made = Trajectory(self._settings.env_id, plan.task.id, plan.task_index, plan.member, self._settings.seed)
+        made.stop_reason, made.evaluation = StopReason.CANCELLED, self._settings.evaluation
+        made.earlier = tuple(self._earlier[plan.task_index, plan.member])
+        return made
 
     async def _end(self, tasks: Sequence["asyncio.Task[Any]"]) -> None:
+        """Cancel tasks of our own and wait for their ends, however often we are cancelled ourselves meanwhile."""
+        if not all(task.done() for task in tasks):
+            self._ending = True  # else they would take their cancellation back
         for task in tasks:
             task.cancel()
-            task.add_done_callback(take_outcome)
-        await asyncio.wait(tasks, timeout=1.0)
+        end = time.monotonic() + _CLEARING
+        while (pending := [task for task in tasks if not task.done()]) and time.monotonic() < end:
+            try:
+                await asyncio.wait(pending, timeout=end - time.monotonic())
+            except asyncio.CancelledError:
+                continue
+
+    async def _clear(self, watchdog: Watchdog, tasks: Sequence["asyncio.Task[Any]"]) -> None:
+        """Leave nothing behind: tasks, requests, filters, the watchdog's thread. For a bounded time."""
+        watchdog.close()
+        await self._end(tasks)
+        for closing in (self._jury.close, watchdog.wait):
+            with contextlib.suppress(asyncio.CancelledError):  # it is over already
+                await closing()
+
+
+def _task(work: Callable[[], Awaitable[Any]]) -> "asyncio.Task[Any]":
+    async def run() -> Any:
+        return await work()
+
+    task = asyncio.create_task(run())
+    task.add_done_callback(take_outcome)
+    return task

@@ -16,14 +16,16 @@ from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
 from toolgym.rollout.admission import Admission, Staleness
 from toolgym.rollout.batches import ain_batches, in_batches
-from toolgym.rollout.collection import CollectionPlan, Filters
+from toolgym.rollout.collection import CollectionPlan
 from toolgym.rollout.episode import EpisodePlan, EpisodeSettings
+from toolgym.rollout.filters import Filters
 from toolgym.rollout.groups import Group
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.prompting import OnBreak
 from toolgym.rollout.recovery import Recovery
 from toolgym.rollout.schedules import SCHEDULES, ScheduleName
 from toolgym.rollout.streams import Stream, akept, kept, place
+from toolgym.rollout.telling import version_of
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.watchdog import Watch
 
@@ -148,17 +150,19 @@ class Collector:
             first_index: index of the first task.
 
         Raises:
-            ToolgymError: (while iterating) a trajectory is older than that: weights were updated more often than
-                once a batch.
+            ConfigurationError: numbers out of their ranges, or a policy whose weights have no versions.
+            BatchesFailed: (while iterating) the collection failed; `TooStale`: a trajectory is older than that, as
+                weights were updated more often than once a batch. What was finished is in it.
+            BatchesInterrupted: (while iterating) on Ctrl-C; likewise.
         """
-        staleness = Staleness(max_staleness, groups)
+        staleness = self._staleness(max_staleness, groups)
         return in_batches(self.start(tasks, group_size, first_index=first_index, staleness=staleness), self.policy)
 
     def abatches(
         self, tasks: int | Sequence[Task], group_size: int, *, groups: int, max_staleness: int = 1, first_index: int = 0
     ) -> AsyncIterator[list[Group]]:
         """`batches`, iterated from any event loop."""
-        staleness = Staleness(max_staleness, groups)
+        staleness = self._staleness(max_staleness, groups)
         return ain_batches(self.start(tasks, group_size, first_index=first_index, staleness=staleness), self.policy)
 
     def start(
@@ -185,7 +189,7 @@ class Collector:
             on_break=self.on_break,
             recovery=self.recovery,
             evaluation=self.evaluation,
-            version=functools.partial(getattr, self.policy, "version", None),
+            version=functools.partial(version_of, self.policy),
         )
         plan = CollectionPlan(
             slots=self._slots,
@@ -215,11 +219,20 @@ class Collector:
             "recovery": asdict(self.recovery),
             "admission": asdict(self.admission),
             "evaluation": self.evaluation,
+            "filters": [name for name in ("accept", "accept_group") if getattr(self.filters, name) is not None],
             "chat_format": self.chat.name,
             "certificate": None if self.chat.certificate is None else self.chat.certificate.as_dict(),
             "on_break": self.on_break,
             "policy": getattr(self.policy, "description", {"kind": type(self.policy).__name__}),
         }
+
+    def _staleness(self, bound: int, batch: int) -> Staleness:
+        if version_of(self.policy) is None:
+            raise ConfigurationError(
+                f"batches need a policy that tells the version of its weights, {self.policy!r:.100} has none: use "
+                "stream() or rollout()"
+            )
+        return Staleness(bound, batch)
 
     @property
     def _slots(self) -> ToolVectorEnv:

@@ -1,13 +1,15 @@
 """`Gate`: lets a collection's episodes begin, in order, one by one, when admission allows."""
 
 import asyncio
+import bisect
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from toolgym.agents.policy import Policy
 from toolgym.rollout.admission import Admission, InFlight, Staleness
 from toolgym.rollout.episode import EpisodePlan
+from toolgym.rollout.telling import load_of, version_of
 
 
 class Gate:
@@ -17,7 +19,10 @@ class Gate:
         plans: the episodes, in the order in which they may begin; the members of a group one after the other.
         admission: how many may be under way.
         staleness: how old weights may be; None: as old as they get.
-        policy: asked for its load and its version, where it tells.
+        policy: asked for its load and, where staleness is bounded, for its version.
+
+    Raises:
+        PolicyFailure: (also by `next`, `ready` and `release`) the policy does not tell its version.
     """
 
     def __init__(
@@ -26,19 +31,24 @@ class Gate:
         self._plans = deque(plans)
         self._first_index = plans[0].task_index if plans else 0
         self._admission, self._staleness = admission, staleness
-        self._load: Callable[[], object] = getattr(policy, "load", lambda: None)
         self._policy = policy
-        self._first_version = self._version
+        self._first_version = self._version() if staleness is not None else 0
         self._slots: deque[tuple[int, asyncio.Future[EpisodePlan | None]]] = deque()
         self._episodes = self._groups = self._dropped = self._emitted = 0
         self.read = 0
         """Trajectories that were read; counted up by the reader, in whatever thread."""
-        self.reason, self.since = "", time.monotonic()
+        self.reason = ""
+        self.since = self._last_end = time.monotonic()
+
+    @property
+    def plans_left(self) -> int:
+        """Episodes that have not begun."""
+        return len(self._plans)
 
     @property
     def waiting(self) -> list[int]:
-        """The slots that wait here."""
-        return [slot for slot, _ in self._slots]
+        """The slots that wait here. May be asked from any thread."""
+        return [slot for slot, _ in list(self._slots)]  # the copy is one act, which nobody comes between
 
     async def next(self, slot: int) -> EpisodePlan | None:
         """The next episode, when it may begin; None if there is none left."""
@@ -52,8 +62,7 @@ class Gate:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and (plan := future.result()) is not None:
-                self._plans.appendleft(plan)
-                self._episodes -= 1
+                self.put_back(plan)
             raise
         finally:
             self._slots = deque(entry for entry in self._slots if entry[1] is not future)
@@ -72,28 +81,33 @@ class Gate:
         self._groups = max(self._groups, plan.task_index + 1 - self._first_index)
         return plan
 
+    def put_back(self, plan: EpisodePlan) -> None:
+        """An episode that was let in begins later, in its place among those that have not begun."""
+        self._plans.insert(bisect.bisect(self._plans, _place(plan), key=_place), plan)
+        self._episodes -= 1
+        self._last_end = time.monotonic()
+
     @property
     def forsaken(self) -> bool:
         """Whether nothing runs, and newer weights do not come for longer than is waited for."""
-        idle = time.monotonic() - self.since
+        # Not from the refusal on: while something ran, there was perhaps nothing to train on.
+        idle = time.monotonic() - max(self.since, self._last_end)
         stale = self.reason.startswith("newer weights")
         return stale and self._episodes == 0 and idle > self._admission.weights_timeout
 
     def ended(self, emitted: int, *, dropped_group: bool = False) -> None:
-        """An episode has ended, and so many trajectories were handed to the reader."""
+        """An episode has ended, and so many trajectories were handed to the reader. `release` lets others in."""
         self._episodes -= 1
         self._emitted += emitted
         self._dropped += dropped_group
-        self.release()
+        self._last_end = time.monotonic()
 
-    def refill(self, plans: Sequence[EpisodePlan]) -> None:
-        """Begin again with these episodes; none is under way."""
-        self._plans, self._episodes = deque(plans), 0
-
-    def close(self) -> None:
-        """Let nobody in any more."""
+    def close(self) -> list[EpisodePlan]:
+        """Let nobody in any more. Returns the episodes that have not begun."""
+        left = list(self._plans)
         self._plans.clear()
         self.release()
+        return left
 
     def release(self) -> None:
         """Let slots in, as far as admission allows now."""
@@ -107,22 +121,20 @@ class Gate:
             self._slots.popleft()[1].set_result(plan)
 
     def _refusal(self, plan: EpisodePlan) -> str:
-        load = self._load()
-        state = InFlight(
-            self._episodes,
-            self._emitted - self.read,
-            getattr(load, "kv_usage", None),
-            getattr(load, "waiting", None),
-        )
         if self._staleness is not None and self._is_new(plan):
-            held, updates = self._groups - self._dropped, self._version - self._first_version
-            if not self._staleness.admits(held, updates):
-                return f"newer weights than version {self._version}, after {held} groups"
+            version, held = self._version(), self._groups - self._dropped
+            if not self._staleness.admits(held, version - self._first_version):
+                return f"newer weights than version {version}, after {held} groups"
+        load = load_of(self._policy)
+        state = InFlight(self._episodes, self._emitted - self.read, load.kv_usage, load.waiting)
         return self._admission.refusal(state) or ""
 
     def _is_new(self, plan: EpisodePlan) -> bool:
         return plan.task_index - self._first_index >= self._groups
 
-    @property
     def _version(self) -> int:
-        return int(getattr(self._policy, "version", 0))
+        return version_of(self._policy) or 0
+
+
+def _place(plan: EpisodePlan) -> tuple[int, int]:
+    return plan.task_index, plan.member

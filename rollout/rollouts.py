@@ -14,6 +14,7 @@ from toolgym.envs.waiting import described
 from toolgym.rollout.collection import Ended
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.groups import Group, group_trajectories
+from toolgym.rollout.interrupts import first_interrupt
 from toolgym.rollout.progress import Progress
 from toolgym.rollout.streams import place
 from toolgym.rollout.trajectory import Trajectory
@@ -100,30 +101,34 @@ def rollout(
     Raises:
         ConfigurationError: wrong numbers, or a coroutine function to call: see `arollout`.
         RolloutFailed: see there; it holds what is finished.
-        RolloutInterrupted: on Ctrl-C; it holds what is finished. A second Ctrl-C ends at once.
+        RolloutInterrupted: on Ctrl-C, when what runs has been cancelled and told; it holds what is finished. On a
+            second Ctrl-C at once, with what was told until then.
     """
-    callbacks = _as_list(on_trajectory)
+    callbacks = _checked(on_trajectory, on_progress)
     if asynchronous := [c for c in [*callbacks, on_progress] if inspect.iscoroutinefunction(c)]:
         raise ConfigurationError(f"{asynchronous[0]} is a coroutine function: await arollout(...) instead")
     stream = collector.start(tasks, group_size, first_index=first_index)
     book = _Book(stream.total, group_size, callbacks, on_progress)
     reader = stream.read()
-    interrupted: KeyboardInterrupt | None = None
-    while True:
-        try:
-            for ended in reader:
-                for call, argument in book.calls(ended):
-                    book.outcome(call, _called(call, argument), stream.cancel)
-            break
-        except KeyboardInterrupt as interrupt:
-            if interrupted is not None:
-                raise
-            interrupted = interrupt
-            stream.cancel()  # and what it brings is read to its end
-        except ToolgymError as error:
-            raise RolloutFailed(str(error), book.finished()) from error
-    if interrupted is not None:
-        raise RolloutInterrupted(book.finished()) from interrupted
+    # What an interrupt cancels is read to its end, and told like all the rest.
+    with first_interrupt(stream.cancel) as interrupt, contextlib.closing(reader):  # type: ignore[type-var]
+        while True:
+            try:
+                for ended in reader:
+                    for call, argument in book.calls(ended):
+                        book.outcome(call, _called(call, argument), stream.cancel)
+                break
+            except KeyboardInterrupt as raised:  # the second one, or that of somebody else's handler
+                if interrupt.happened:
+                    raise RolloutInterrupted(book.finished()) from raised
+                interrupt.happened = True
+                stream.cancel()
+            except ToolgymError as error:
+                if not interrupt.happened:
+                    raise RolloutFailed(str(error), book.finished()) from error
+                break
+    if interrupt.happened:
+        raise RolloutInterrupted(book.finished())
     return book.result()
 
 
@@ -141,7 +146,7 @@ async def arollout(
     If the awaiting task is cancelled, what runs is cancelled, too; what has been finished went to ``on_trajectory``.
     """
     stream = collector.start(tasks, group_size, first_index=first_index)
-    book = _Book(stream.total, group_size, _as_list(on_trajectory), on_progress)
+    book = _Book(stream.total, group_size, _checked(on_trajectory, on_progress), on_progress)
     reader = stream.aread()
     try:
         async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
@@ -200,18 +205,26 @@ class _Book:
         return found
 
 
-def _as_list(callbacks: OnTrajectory | Sequence[OnTrajectory]) -> Sequence[OnTrajectory]:
+def _checked(
+    callbacks: OnTrajectory | Sequence[OnTrajectory], on_progress: OnProgress | None
+) -> Sequence[OnTrajectory]:
     found = callbacks if isinstance(callbacks, Sequence) else [callbacks]
     if wrong := [entry for entry in found if not callable(entry)]:
         raise ConfigurationError(f"expected on_trajectory as functions, actual {wrong[0]!r:.100}")
+    if on_progress is not None and not callable(on_progress):
+        raise ConfigurationError(f"expected on_progress as a function, actual {on_progress!r:.100}")
     return found
 
 
 def _called(call: Callable[[Any], Any], argument: Any) -> Exception | None:
     try:
-        call(argument)
+        value = call(argument)
     except Exception as error:  # noqa: BLE001 - a function of the caller's: raised again, with all results
         return error
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        return ConfigurationError("it returned something to be awaited: await arollout(...) instead")
     return None
 
 

@@ -1,13 +1,12 @@
 """In which order a run's episodes advance. With a deterministic policy all schedules give the same trajectories."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from toolgym.rollout.episode import EpisodePlan, EpisodeRun
 
 ScheduleName = Literal["overlap", "lockstep"]
-_SLICE = 32  # slots that begin in one iteration of the event loop: more would hold it up
 
 
 class Episodes(Protocol):
@@ -25,12 +24,16 @@ class Episodes(Protocol):
         """Put an episode into a slot."""
         ...
 
-    async def play(self, run: EpisodeRun, stage: Awaitable[Any]) -> Any:
+    async def play(self, run: EpisodeRun, stage: Callable[[], Awaitable[Any]]) -> Any:
         """Await a stage of an episode, which ends it if somebody cancels it unasked."""
         ...
 
-    async def ended(self, slot: int, run: EpisodeRun) -> bool:
-        """Take an episode that has ended. Returns whether it is to be begun anew."""
+    async def ended(self, slot: int, run: EpisodeRun) -> None:
+        """Take an episode that has ended. One that is to be begun anew is among the next ones."""
+        ...
+
+    async def together(self, works: Iterable[Callable[[], Awaitable[Any]]]) -> list[Any]:
+        """Run several at once; returns what they return, in their order."""
         ...
 
 
@@ -42,17 +45,11 @@ async def overlap(slots: int, episodes: Episodes) -> None:
 
     async def work(slot: int) -> None:
         while (plan := await episodes.next(slot)) is not None:
-            again = True
-            while again:
-                run = await episodes.begin(slot, plan)
-                await episodes.play(run, _whole(run))
-                again = await episodes.ended(slot, run)
+            run = await episodes.begin(slot, plan)
+            await episodes.play(run, functools.partial(_whole, run))
+            await episodes.ended(slot, run)
 
-    async with asyncio.TaskGroup() as group:
-        for slot in range(slots):
-            group.create_task(work(slot), name=f"toolgym slot {slot}")
-            if slot % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+    await episodes.together(functools.partial(work, slot) for slot in range(slots))
 
 
 async def lockstep(slots: int, episodes: Episodes) -> None:
@@ -60,34 +57,31 @@ async def lockstep(slots: int, episodes: Episodes) -> None:
 
     The batch is what may begin at once, and shrinks as its episodes end; the next one begins when all have.
     """
-    again: list[EpisodePlan] = []
-    while True:
-        first = again.pop() if again else await episodes.next(0)
-        if first is None:
-            return
-        plans = [first]
-        while len(plans) < slots and (plan := again.pop() if again else episodes.ready()) is not None:
-            plans.append(plan)
-        runs = [await episodes.begin(slot, plan) for slot, plan in enumerate(plans)]
-        await asyncio.gather(*(episodes.play(run, run.open()) for run in runs))
-        again = await _rounds(episodes, dict(enumerate(runs)), dict(enumerate(plans)))
+    while (plan := await episodes.next(0)) is not None:
+        runs: dict[int, EpisodeRun] = {}
+        while plan is not None:
+            slot = len(runs)
+            runs[slot] = await episodes.begin(slot, plan)
+            plan = episodes.ready() if len(runs) < slots else None
+        await episodes.together(functools.partial(episodes.play, run, run.open) for run in runs.values())
+        await _rounds(episodes, runs)
 
 
-async def _rounds(
-    episodes: Episodes, active: dict[int, EpisodeRun], plans: dict[int, EpisodePlan]
-) -> list[EpisodePlan]:
-    """Play a batch to its end; returns what is to be begun anew."""
-    again = []
+async def _rounds(episodes: Episodes, active: dict[int, EpisodeRun]) -> None:
+    """Play a batch to its end."""
     while True:
         for slot in [slot for slot, run in active.items() if run.ended]:
-            if await episodes.ended(slot, active.pop(slot)):
-                again.append(plans[slot])
+            await episodes.ended(slot, active.pop(slot))
         if not active:
-            return again
+            return
         runs = list(active.values())
-        said = await asyncio.gather(*(episodes.play(run, run.sample()) for run in runs))
-        acting = [(run, completion) for run, completion in zip(runs, said, strict=True) if completion is not None]
-        await asyncio.gather(*(episodes.play(run, run.act(completion)) for run, completion in acting))
+        said = await episodes.together(functools.partial(episodes.play, run, run.sample) for run in runs)
+        acting = [
+            functools.partial(episodes.play, run, functools.partial(run.act, completion))
+            for run, completion in zip(runs, said, strict=True)
+            if completion is not None
+        ]
+        await episodes.together(acting)
 
 
 async def _whole(run: EpisodeRun) -> None:

@@ -39,10 +39,10 @@ class Stream:
         behind that.
         """
         arrived: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        collection = self._collection = Collection(self.plan, arrived.put)
-        running = self._loop.run(_spawn(collection, lambda: arrived.put(None)))
+        collection = self._begin(arrived.put)
         interrupted: KeyboardInterrupt | None = None
         try:
+            running = self._loop.run(_spawn(collection, lambda: arrived.put(None)))
             while True:
                 try:
                     ended = arrived.get()
@@ -56,7 +56,7 @@ class Stream:
                     break
                 collection.gate.read += 1
                 yield ended
-            self._raise_outcome(running, interrupted)
+            _raise_outcome(running, interrupted)
         finally:
             try:
                 self._loop.run(collection.stop(), timeout=_STOPPING)
@@ -73,31 +73,36 @@ class Stream:
             with contextlib.suppress(RuntimeError):  # the reader's loop was closed: nobody reads any more
                 here.call_soon_threadsafe(arrived.put_nowait, ended)
 
-        collection = self._collection = Collection(self.plan, put)
-        running = await self._loop.call(_spawn(collection, lambda: put(None)))
+        collection = self._begin(put)
         try:
+            running = await self._loop.call(_spawn(collection, lambda: put(None)))
             while (ended := await arrived.get()) is not None:
                 collection.gate.read += 1
                 yield ended
-            self._raise_outcome(running, None)
+            _raise_outcome(running, None)
         finally:
-            with contextlib.suppress(ToolgymError):  # the loop is closed already
-                await self._loop.call(collection.stop())
+            try:
+                await asyncio.wait_for(self._loop.call(collection.stop()), _STOPPING)
+            except (ToolgymError, TimeoutError):  # the loop is closed or blocked
+                collection.abandon()
 
     def cancel(self) -> None:
-        """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once."""
+        """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once.
+
+        If it has not begun, it never will: all of it is cancelled.
+        """
+        self._cancelled = True
         if self._collection is not None:
-            self._cancelled = True
             with contextlib.suppress(ToolgymError):  # the loop is closed: then all of it is over
                 self._loop.submit(self._collection.stop())
 
-    def _raise_outcome(self, task: "asyncio.Task[None]", interrupted: KeyboardInterrupt | None) -> None:
-        if interrupted is not None:
-            raise interrupted
-        if not task.cancelled():
-            task.result()
-        elif not self._cancelled:
-            raise ToolgymError("the environments were closed while a collection ran")
+    def _begin(self, put: Callable[[Ended], None]) -> Collection:
+        if self._collection is not None:
+            raise ToolgymError("a stream is read once: start another one")
+        collection = self._collection = Collection(self.plan, put)
+        if self._cancelled:
+            collection.abandon()
+        return collection
 
 
 def kept(stream: Stream) -> Iterator[Trajectory]:
@@ -128,3 +133,11 @@ async def _spawn(collection: Collection, when_done: Callable[[], None]) -> "asyn
     task.add_done_callback(take_outcome)
     task.add_done_callback(lambda _: when_done())
     return task
+
+
+def _raise_outcome(task: "asyncio.Task[None]", interrupted: KeyboardInterrupt | None) -> None:
+    if interrupted is not None:
+        raise interrupted
+    if task.cancelled():
+        raise ToolgymError("the environments were closed while a collection ran")
+    task.result()

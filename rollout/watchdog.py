@@ -1,5 +1,6 @@
 """`Watchdog`: says which slots are stuck and what each waits for, from a thread of its own."""
 
+import asyncio
 import logging
 import sys
 import threading
@@ -12,7 +13,8 @@ from toolgym.envs.errors import ConfigurationError
 
 _LOG = logging.getLogger("toolgym.rollout")
 _SHOWN = 8  # slots by name in a log line
-_CLOSING = 5.0  # seconds
+_FRAMES = 16  # of a blocked loop's stack
+_CLOSING = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,14 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. May be called again."""
+        """Let the thread end. May be called again."""
         self._closed.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSING)  # it may be in a function of somebody else's
+
+    async def wait(self) -> None:
+        """Wait for the end of the thread, for a bounded time: it may be in a function of somebody else's."""
+        end = time.monotonic() + _CLOSING
+        while self._thread.is_alive() and time.monotonic() < end:  # noqa: ASYNC110 - a thread ends without an event
+            await asyncio.sleep(0.002)
 
     def look(self) -> Stall | None:
         """What is stuck and has not been reported yet, or has taken twice as long since; None if nothing is."""
@@ -156,5 +162,16 @@ class Watchdog:
                 _LOG.exception("on_stall raised; the report was: %s", stall)
 
     def _stack(self) -> str:
+        """How the loop's thread got to where it is, from the task on that it runs."""
         frame = sys._current_frames().get(self._heart.thread)
-        return "" if frame is None else "".join(traceback.format_stack(frame)[-4:]).rstrip()
+        if frame is None:
+            return ""
+        stack = list(traceback.extract_stack(frame))
+        by_loop = [k for k, entry in enumerate(stack) if entry.filename == asyncio.events.__file__]
+        of_task = stack[by_loop[-1] + 1 if by_loop else 0 :]
+        # The first lines are the tool's, the last ones those of what it calls.
+        left_out = len(of_task) - _FRAMES
+        shown = traceback.format_list(of_task[: _FRAMES // 2] + of_task[-_FRAMES // 2 :] if left_out > 0 else of_task)
+        if left_out > 0:
+            shown.insert(_FRAMES // 2, f"  ... {left_out} calls ...\n")
+        return "".join(shown).rstrip()
