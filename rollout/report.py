@@ -19,7 +19,7 @@ class Summary:
         solved: how many were solved.
         rewards: of those that have one.
         turns: messages of the model in all.
-        tool_calls: calls that were answered in all.
+        tool_calls: calls that were made in all.
         tokens: of all trajectories, prompts and observations included.
         sampled_tokens: of them, sampled.
         stop_reasons: how often each.

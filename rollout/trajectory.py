@@ -106,7 +106,8 @@ class Turn:
         finish_reason: why the engine stopped sampling it.
         prompt_tokens: length of the prompt it was sampled from.
         completion_tokens: how many tokens were sampled.
-        calls: how each of its tool calls ended, in order; empty if they were not run.
+        calls: how each of its tool calls ended, in order; ``"unfinished"`` where the step was broken off; empty if
+            they were not run.
         reward: what this step gave; with its last step comes the score of the whole.
         score: the components of what was judged at this step, by name; empty without step rewards.
     """
