@@ -6,7 +6,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from toolgym.envs.errors import ConfigurationError, ToolgymError
 from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessage, UserMessage
@@ -14,6 +17,8 @@ from toolgym.envs.messages import AssistantMessage, Message, ToolCall, ToolMessa
 if TYPE_CHECKING:
     from toolgym.agents.certificate import Certificate
     from toolgym.agents.chat_threads import ChatThreads
+
+PromptIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 
 _LONG = 200  # characters, from which on a template that cuts texts may cut one
 # Text in which no template can see more than text.
@@ -128,7 +133,7 @@ class ChatFormat(ABC):
 
     def extend(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
@@ -138,7 +143,7 @@ class ChatFormat(ABC):
         Its cost depends on the new messages, not on the prompt's length.
 
         Args:
-            prompt_ids: P, whose end alone is looked at.
+            prompt_ids: P, a sequence of ints or an array (P,) int32, whose end alone is looked at.
             completion_ids: C.
             new_messages: all that is new, the answers to all calls of the turn together.
             tools: as given to `open`.
@@ -161,21 +166,24 @@ class ChatFormat(ABC):
         return {} if self.certificate is None else self.certificate.refused
 
     def _check_extension(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], new_messages: Sequence[Message]
+        self, prompt_ids: PromptIds, completion_ids: Sequence[int], new_messages: Sequence[Message]
     ) -> None:
         """Refuse what the certificate refuses."""
         if self.certificate is None:
+            return
+        refused = self._refused
+        if not refused and not self.certificate.one_call:
             return
         answers = sum(isinstance(message, ToolMessage) for message in new_messages)
         if answers > 1 and self.certificate.one_call:
             raise TemplateRefused(f"{self.name} has one call a turn, and cannot write {answers} answers")
         for probe in self._needs(prompt_ids, completion_ids, new_messages, answers):
-            if probe in self._refused:
-                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {self._refused[probe]})")
+            if probe in refused:
+                raise TemplateRefused(f"{self.name} cannot be extended so ({probe}: {refused[probe]})")
 
     def _needs(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         answers: int,
@@ -184,7 +192,7 @@ class ChatFormat(ABC):
         if answers:
             yield "P1"
             # Only where it matters is the history looked at: whether tools were answered before.
-            if "P5" in self._refused and not self._answer_marks.isdisjoint(prompt_ids):
+            if "P5" in self._refused and not self._answer_marks.isdisjoint(as_list(prompt_ids)):
                 yield "P5"
         if answers > 1:
             yield "P2"
@@ -200,7 +208,7 @@ class ChatFormat(ABC):
 
     def _needs_odd(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         answers: int,
@@ -230,7 +238,7 @@ class ChatFormat(ABC):
     @abstractmethod
     def _extend(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
@@ -241,7 +249,7 @@ class ChatFormat(ABC):
     def parse(
         self,
         completion_ids: Sequence[int],
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AssistantMessage:
         """The message that was sampled. Never raises: a call that cannot be parsed becomes an `InvalidToolCall`.
@@ -319,6 +327,11 @@ def check_model_folder(model: str | Path) -> Path:
         if not (folder / name).is_file():
             raise ConfigurationError(f"model folder {folder} has no {name}")
     return folder
+
+
+def as_list(ids: PromptIds) -> list[int]:
+    """Token ids as a list of ints."""
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 
 def read_json(path: Path) -> dict[str, Any]:

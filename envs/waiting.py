@@ -29,23 +29,45 @@ async def within(work: Awaitable[_T], seconds: float) -> _T:
         Overdue: the time was up.
         StrayExit: the work raised something that is no Exception, or a CancelledError that nobody had asked for.
     """
-    task: asyncio.Future[_T]
-    if inspect.iscoroutine(work):
-        task = asyncio.ensure_future(tamed(work))
-        task.add_done_callback(lambda _: work.close())  # if the task is cancelled before it has begun
-    else:
-        task = asyncio.ensure_future(work)
+    plain = work if inspect.iscoroutine(work) else None
+    task: asyncio.Future[_T] = asyncio.ensure_future(work if plain is None else tamed(work))
     try:
-        await asyncio.wait({task}, timeout=seconds)
+        await asyncio.sleep(0)  # much of what is awaited never waits: then there is nothing to be timed
+        if not task.done():
+            await _ended(task, seconds)
     finally:
         if not task.done():
             task.cancel()
             task.add_done_callback(take_outcome)
+            if plain is not None:
+                task.add_done_callback(lambda _: plain.close())  # if it is cancelled before it has begun
+        else:
+            take_outcome(task)  # also if we are cancelled ourselves, just when it has ended
+            if plain is not None:
+                plain.close()
     if not task.done():
         raise Overdue
     if task.cancelled():
         raise StrayExit("cancelled, though nobody had asked for it")
     return task.result()
+
+
+async def _ended(task: "asyncio.Future[Any]", seconds: float) -> None:
+    """Wait for at most ``seconds`` until a task has ended. As `asyncio.wait` does for many tasks, but cheaper."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    timer = loop.call_later(seconds, end)
+    try:
+        await ended
+    finally:
+        timer.cancel()
+        task.remove_done_callback(end)
 
 
 async def tamed(work: Awaitable[_T]) -> _T:

@@ -1,32 +1,29 @@
 """Tool use by language models as vectorized Gymnasium environments: collect, look at what came out, list."""
 
-import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import gymnasium
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
 from toolgym.agents.policy import Sampling
 from toolgym.agents.tiny import TINY_MODEL
-from toolgym.envs import ConfigurationError, Task, ToolgymError, ToolVectorEnv, tool_env_ids
-from toolgym.rollout.collector import Collector, check_time, take_tasks
+from toolgym.envs import ConfigurationError, ToolgymError, tool_env_ids
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.options import parse_options
-from toolgym.rollout.progress import Progress as Count
 from toolgym.rollout.prompting import OnBreak
+from toolgym.rollout.recovery import OnFailure, Recovery
 from toolgym.rollout.report import summarize
+from toolgym.rollout.rollouts import RolloutInterrupted
+from toolgym.rollout.running import RunRequest, make_vec, run_all
 from toolgym.rollout.sandbox_cli import app as sandbox_app
 from toolgym.rollout.schedules import ScheduleName
-from toolgym.rollout.store import RunFolder, check_free
+from toolgym.rollout.store import RunFolder
 from toolgym.rollout.template_cli import app as template_app
 from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import TrajectoryView, draw, plain, summary_table
@@ -63,6 +60,15 @@ def run(
     on_break: Annotated[
         OnBreak, typer.Option(help="Where a prompt cannot be extended exactly: stop the episode, or split its record.")
     ] = "stop",
+    on_failure: Annotated[
+        OnFailure, typer.Option(help="A failure of ours: keep it, try the episode again, or end the run.")
+    ] = "keep",
+    retries: Annotated[int, typer.Option(help="How often, with --on-failure retry.", min=0)] = 2,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Say so to environments and rewards.")] = False,
+    traces: Annotated[Path | None, typer.Option(help="A folder for a JSON file a trajectory, ok-… or fail-….")] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="FILEROOT/EXPERIMENT/TRIAL: also dump text, in AReaL's layout.")
+    ] = None,
     family: Annotated[str | None, typer.Option(help="Of the renderers library, e.g. qwen3.")] = None,
     call_syntax: Annotated[str | None, typer.Option(help="Of the model's calls, if it cannot be found out.")] = None,
     chat_option: Annotated[
@@ -72,43 +78,30 @@ def run(
     max_trajectory_tokens: Annotated[int, typer.Option(help="Tokens of an episode.")] = 2_048,
     max_completion_tokens: Annotated[int, typer.Option(help="Tokens of one message of the model.")] = 256,
 ) -> None:
-    """Collect trajectories and keep them in a run folder."""
+    """Collect trajectories and keep them in a run folder. Ctrl-C ends it; what has finished is kept."""
     limits = Limits(
         max_turns=max_turns,
         max_trajectory_tokens=max_trajectory_tokens,
         max_completion_tokens=max_completion_tokens,
         max_observation_tokens=min(1_024, max_trajectory_tokens),
     )
+    settings = {
+        "sampling": Sampling(temperature=temperature, top_p=top_p),
+        "schedule": schedule,
+        "seed": seed,
+        "on_break": on_break,
+        "recovery": Recovery(on_failure, retries=retries),
+        "evaluation": evaluation,
+    }
     options = parse_options(env_option or [], "--env-option")
-    folder = TINY_MODEL if model == "tiny" else Path(model)
-    # Everything that can be wrong is found before the minute that the engine takes to start.
-    check_free(out)
-    console = Console()
     chat_options = parse_options(chat_option or [], "--chat-option")
-    chat_settings: dict[str, Any] = {"family": family, "syntax": call_syntax, "options": chat_options}
-    chat = _load_chat(folder, chat_settings, console)
-    sampling = Sampling(temperature=temperature, top_p=top_p)
-    with contextlib.ExitStack() as stack:
-        vectors = [_make_vec(name, slots, options) for name in env]
-        chosen: list[Sequence[Task]] = []
-        for vector in vectors:
-            stack.callback(vector.close)
-            chosen.append(take_tasks(vector, tasks or min(16, vector.tasks.size or 16)))
-            check_time(vector, limits)
-        RunFolder.create(out, {"environments": env}).discard()
-        from toolgym.agents.vllm_policy import VLLMPolicy  # noqa: PLC0415 - here alone, and heavy
-
-        with console.status("starting the engine, this takes about a minute"):
-            policy = VLLMPolicy(folder, max_model_len=max_trajectory_tokens)
-        stack.callback(policy.close)
-        collectors = [
-            Collector(vector, policy, chat, limits, sampling, schedule, seed, env_id=name, on_break=on_break)
-            for vector, name in zip(vectors, env, strict=True)
-        ]
-        settings = {"model": model, "env_options": options, "chat": chat_settings, "group_size": group, "seed": seed}
-        run_folder = RunFolder.create(out, {**settings, **_described(collectors, chosen)})
-        _collect(console, collectors, chosen, group, run_folder)
-        console.print(summary_table(summarize(run_folder.trajectories()), run_folder.seconds))
+    chat: dict[str, Any] = {"family": family, "syntax": call_syntax, "options": chat_options}
+    request = RunRequest(env, options, out, model, chat, tasks, group, slots, limits, settings, traces, dump)
+    try:
+        run_all(request, Console())
+    except RolloutInterrupted as interrupt:
+        Console(stderr=True).print(plain(f"toolgym: {str(interrupt).partition(', see')[0]}: {out} has them", "yellow"))
+        raise typer.Exit(130) from interrupt  # as shells have it: 128 and the number of the signal
 
 
 @app.command()
@@ -148,7 +141,7 @@ def envs() -> None:
     """List the registered environments."""
     table = Table("environment", "tools", "what it is")
     for env_id in tool_env_ids():
-        vector = _make_vec(env_id, 1, {})
+        vector = make_vec(env_id, 1, {})
         about = (type(vector.envs[0]).__doc__ or "").strip().splitlines()
         table.add_row(plain(env_id), plain(", ".join(vector.tools)), plain(about[0] if about else ""))
         vector.close()
@@ -163,68 +156,6 @@ def main() -> None:
     except ToolgymError as error:
         Console(stderr=True).print(plain(f"toolgym: {error}", "red"))
         sys.exit(2)
-
-
-def _collect(
-    console: Console, collectors: list[Collector], chosen: list[Sequence[Task]], group: int, folder: RunFolder
-) -> None:
-    first = 0
-    for collector, tasks in zip(collectors, chosen, strict=True):
-        count, began = Count(total=len(tasks) * group), time.monotonic()
-        with _progress(console) as progress:
-            bar = progress.add_task(collector.env_id or "", total=count.total, solved=0, failed=0, tokens=0)
-            for trajectory in collector.stream(tasks, group, first_index=first):
-                folder.append(trajectory)
-                count = count.plus(trajectory)
-                progress.update(
-                    bar, completed=count.finished, solved=count.solved, failed=count.failed, tokens=count.sampled_tokens
-                )
-                folder.record("seconds", {**folder.seconds, collector.env_id or "": time.monotonic() - began})
-        first += len(tasks)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("solved {task.fields[solved]}  failed {task.fields[failed]}  tokens {task.fields[tokens]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
-def _make_vec(env_id: str, slots: int, options: dict[str, Any]) -> ToolVectorEnv:
-    try:
-        vector = gymnasium.make_vec(env_id, num_envs=slots, **options)
-    except ToolgymError:
-        raise
-    except (gymnasium.error.Error, ImportError, ValueError) as error:
-        known = ", ".join(tool_env_ids())
-        raise ConfigurationError(f"no environment {env_id!r} ({error}); there are: {known}, or module:id") from error
-    except TypeError as error:
-        raise ConfigurationError(f"environment {env_id}: {error}") from error
-    if not isinstance(vector, ToolVectorEnv):
-        vector.close()
-        raise ConfigurationError(f"environment {env_id!r} is not a tool environment")
-    return vector
-
-
-def _described(collectors: Sequence[Collector], chosen: Sequence[Sequence[Task]]) -> dict[str, Any]:
-    """What a run remembers of its environments."""
-    return {
-        "environments": [collector.env_id for collector in collectors],
-        "tasks": [len(tasks) for tasks in chosen],
-        "collectors": [collector.config() for collector in collectors],
-    }
-
-
-def _load_chat(folder: Path, settings: dict[str, Any], console: Console) -> ChatFormat:
-    """The chat format of a model; what its certificate refuses is printed before anything starts."""
-    chat = load_chat_format(folder, **settings)
-    for probe, reason in (chat.certificate.refused if chat.certificate else {}).items():
-        console.print(plain(f"{chat.name} refuses {probe}: {reason}", "yellow"))
-    return chat
 
 
 def _chat_of(folder: RunFolder, console: Console) -> ChatFormat | None:

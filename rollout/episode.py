@@ -19,14 +19,15 @@ from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import ToolEnv
 from toolgym.envs.waiting import described
 from toolgym.rollout.limits import Limits
-from toolgym.rollout.prompting import OnBreak, Prompting, same_tokens
+from toolgym.rollout.prompting import OnBreak, Prompting, Stop, same_tokens
 from toolgym.rollout.recovery import Recovery
 from toolgym.rollout.seeds import environment_seed, sampling_seed
-from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory, Turn
+from toolgym.rollout.trajectory import AlignmentError, SegmentKind, StopReason, Trajectory, Turn
 from toolgym.rollout.waits import Deadline, Waits
 
 _T = TypeVar("_T")
 Sampler = Callable[[SampleRequest], Awaitable[Completion]]
+_UNFINISHED = "unfinished"  # a call whose step was broken off: by a failure, the episode's time, or from outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class EpisodeRun:
         self._stops = chat.stop_token_ids
         self._tool_calls = 0
         self._unparsed = 0
+        self._stage = "reset"
         self._return = 0.0
         self._began = time.monotonic()
 
@@ -124,7 +126,7 @@ class EpisodeRun:
     def fail(self, kind: str, message: str) -> None:
         """End the episode by a failure from outside, unless it has ended."""
         if not self.ended:
-            self._end(StopReason.ENVIRONMENT_FAILURE, Failure(kind, self.waits.what, message))
+            self._end(StopReason.ENVIRONMENT_FAILURE, Failure(kind, self._stage, message))
 
     async def _open(self) -> None:
         self._context.policy_version = self._settings.version()
@@ -139,31 +141,44 @@ class EpisodeRun:
     async def _sample(self) -> Completion:
         """One answer. A request that fails is made again, with the same seed; the wait between doubles."""
         request, recovery = self._request(), self._settings.recovery
-        for attempt in range(recovery.request_retries):
+        failed: PolicyFailure | None = None
+        for attempt in range(recovery.request_retries + 1):
             try:
+                if failed is not None:
+                    what, pause = f"the policy to recover from: {failed!s:.200}", recovery.delay(attempt - 1)
+                    await self.waits.within("sample", what, asyncio.sleep(pause), pause + 60)
                 return await self._ask(request)
             except PolicyFailure as failure:
+                failed = failure
                 if failure.permanent:
+                    break
+            except Deadline:  # the time went by while the policy failed: that is no budget that the model has used up
+                if failed is None:
                     raise
-                pause, why = recovery.delay(attempt), str(failure)
-            await self.waits.within(
-                "sample", f"the policy to recover from: {why:.200}", asyncio.sleep(pause), pause + 60
-            )
-        return await self._ask(request)
+                break
+        assert failed is not None  # it is asked once at least
+        raise failed
 
     async def _ask(self, request: SampleRequest) -> Completion:
         try:
-            return await self.waits.within("sample", "the policy", self._sampler(request), self._limits.sample_timeout)
+            completion = await self.waits.within(
+                "sample", "the policy", self._sampler(request), self._limits.sample_timeout
+            )
         except (PolicyFailure, Deadline):
             raise
         except Exception as error:  # a policy may raise anything: it is its failure, and of this request alone
             raise PolicyFailure(described(error), kind="sample_raised") from error
+        if not len(completion.token_ids):
+            raise PolicyFailure("the policy broke the answer off before its first token, and did not go on with it")
+        return completion
 
     def _request(self) -> SampleRequest:
-        turn, plan, settings = len(self.trajectory.turns), self._plan, self._settings
+        turn, plan, settings, limits = len(self.trajectory.turns), self._plan, self._settings, self._limits
+        # No call of this turn would be run.
+        last = turn + 1 >= limits.max_turns or self._tool_calls >= limits.max_tool_calls
         return SampleRequest(
             prompt_ids=self._prompting.ids,
-            max_tokens=self._prompting.room(last=turn + 1 >= self._limits.max_turns),
+            max_tokens=self._prompting.room(last=last),
             seed=sampling_seed(settings.seed, plan.task_index, plan.member, turn),
             sampling=settings.sampling,
             stop_token_ids=self._stops,
@@ -183,37 +198,49 @@ class EpisodeRun:
         if completion.finish_reason is FinishReason.ABORT:
             raise PolicyFailure("the policy broke the answer off, and did not go on with it")
         if stopped := await self._why_not(said, prompt, sampled, completion.finish_reason):
-            await self._truncate(stopped, said)
+            self.trajectory.detail = stopped.refused
+            await self._truncate(stopped.reason, said)
             return
         self._tool_calls += len(said.tool_calls)
         observation, reward, terminated, truncated, info = await self._step(said)
         self._return += reward
-        self.trajectory.turns[-1] = replace(
-            self.trajectory.turns[-1], calls=info.get("calls", ()), reward=reward, score=info.get("step_score", {})
-        )
+        self._mark(calls=info.get("calls", ()), reward=reward, score=info.get("step_score", {}))
         if terminated or truncated:
             self.trajectory.messages += observation
             by_tool = StopReason.ENDED_BY_TOOL if said.tool_calls else StopReason.ANSWERED
             self._score(StopReason.ENDED_BY_ENVIRONMENT if truncated else by_tool, info)
             return
+        if len(self.trajectory.turns) >= self._limits.max_turns:  # an environment that goes on after a last answer
+            self.trajectory.messages += observation
+            await self._truncate(StopReason.MAX_TURNS)
+            return
         extended = await self.waits.named("the chat format", self._prompting.extend(prompt, sampled, observation))
         self.trajectory.messages = (*self.trajectory.messages, *extended.messages)
-        self.trajectory.detail = extended.refused
-        if extended.stopped is not None:
-            await self._truncate(extended.stopped)
+        if extended.stop is not None:
+            self.trajectory.detail = extended.stop.refused
+            await self._truncate(extended.stop.reason)
 
     async def _step(self, said: AssistantMessage) -> Any:
         names = ", ".join(dict.fromkeys(str(call.name) for call in said.tool_calls))
+        self._mark(calls=(_UNFINISHED,) * len(said.tool_calls))
         step = self._env.astep(said, tool_timeout=self._limits.tool_timeout)
-        # Scoring an answer is not cut short by the episode's deadline: the model is done.
         what = f"tools: {names}" if names else "score of the environment"
-        return await self.waits.within("step", what, step, self._limits.step_timeout, scoring=not said.tool_calls)
+
+        def scoring() -> bool:
+            return not said.tool_calls or not self._env.running
+
+        return await self.waits.within("step", what, step, self._limits.step_timeout, scoring=scoring)
+
+    def _mark(self, **values: Any) -> None:
+        """Note what came of the last turn."""
+        self.trajectory.turns[-1] = replace(self.trajectory.turns[-1], **values)
 
     async def _record(self, completion: Completion, prompt: Any, sampled: list[int]) -> AssistantMessage:
         """Record a turn before it is parsed, so that what was sampled is never lost; then parse it."""
-        if not sampled:
-            raise PolicyFailure("the policy broke the answer off before its first token, and did not go on with it")
-        self.trajectory.append(SegmentKind.ACTION, completion)
+        try:
+            self.trajectory.append(SegmentKind.ACTION, completion)
+        except AlignmentError as error:
+            raise PolicyFailure(str(error)) from error
         number = len(self.trajectory.turns)
         self.trajectory.turns.append(Turn(completion.finish_reason, len(prompt), len(sampled)))
         self._context.policy_version = int(completion.versions[-1])
@@ -224,30 +251,29 @@ class EpisodeRun:
 
     async def _why_not(
         self, said: AssistantMessage, prompt: Any, sampled: list[int], finish: FinishReason
-    ) -> StopReason | None:
+    ) -> Stop | None:
         """Why a message is not acted on, if a limit says so."""
         if finish is FinishReason.LENGTH:
             whole = len(sampled) >= self._limits.max_completion_tokens
-            return StopReason.COMPLETION_CUT if whole else StopReason.TRAJECTORY_BUDGET
+            return Stop(StopReason.COMPLETION_CUT if whole else StopReason.TRAJECTORY_BUDGET)
+        unparsed = said.tool_calls and not any(isinstance(call, ToolCall) for call in said.tool_calls)
+        self._unparsed = self._unparsed + 1 if unparsed else 0
         if not said.tool_calls:
             return None
-        parsed = any(isinstance(call, ToolCall) for call in said.tool_calls)
-        self._unparsed = 0 if parsed else self._unparsed + 1
         if self._unparsed > self._limits.max_parse_retries:
-            return StopReason.UNPARSABLE
+            return Stop(StopReason.UNPARSABLE)
         if len(self.trajectory.turns) >= self._limits.max_turns:
-            return StopReason.MAX_TURNS
+            return Stop(StopReason.MAX_TURNS)
         if self._tool_calls + len(said.tool_calls) > self._limits.max_tool_calls:
-            return StopReason.MAX_TOOL_CALLS
-        # Not even empty answers would fit: a call that is doomed is not made.
-        doomed = await self.waits.named("the chat format", self._prompting.doomed(prompt, sampled, said))
-        return StopReason.TRAJECTORY_BUDGET if doomed else None
+            return Stop(StopReason.MAX_TOOL_CALLS)
+        # A call that is doomed is not made.
+        return await self.waits.named("the chat format", self._prompting.doomed(prompt, sampled, said))
 
     async def _truncate(self, reason: StopReason, last: AssistantMessage | None = None) -> None:
         """End the episode by a budget, and score what there is."""
         ending = self._env.atruncate(last)
         _, reward, _, _, info = await self.waits.within(
-            "score", "score of the environment", ending, self._limits.step_timeout, scoring=True
+            "score", "score of the environment", ending, self._limits.step_timeout, scoring=lambda: True
         )
         self._return += reward
         self._score(reason, info)
@@ -266,25 +292,29 @@ class EpisodeRun:
 
     async def _guard(self, where: str, work: Awaitable[_T]) -> _T | None:
         """Await a stage of the episode; whatever it raises ends the episode."""
+        self._stage = where
         try:
             return await work
-        except Deadline:
-            await self._guard("score", self._overdue(where))
+        except Deadline as deadline:
+            await self._guard("score", self._overdue(where, str(deadline)))
         except TemplateRefused as refused:
             await self._guard("score", self._refused(refused))
         except PolicyFailure as failure:
             self.hopeless = failure.permanent
-            self._end(StopReason.POLICY_FAILURE, Failure(failure.kind, where, str(failure)))
+            self._end(StopReason.POLICY_FAILURE, Failure(failure.kind, "sample", str(failure)))
         except EnvironmentFailure as failure:
             self._end(StopReason.ENVIRONMENT_FAILURE, Failure(failure.kind, where, str(failure)))
         except Exception as error:  # noqa: BLE001 - isolation: one bad episode never takes the others with it
             self._end(StopReason.ENVIRONMENT_FAILURE, Failure(f"{where}_raised", where, described(error)))
         return None
 
-    async def _overdue(self, where: str) -> None:
-        if not self._env.running:  # it has not begun, or is being scored
-            text = f"the episode's time of {self._limits.episode_timeout:g} s was up"
+    async def _overdue(self, where: str, what: str) -> None:
+        text = f"the episode's time of {self._limits.episode_timeout:g} s was up while it waited for {what}"
+        if not self._env.running:  # it has not begun
             raise EnvironmentFailure(text, kind=f"{where}_timeout")
+        if not self.trajectory.turns:  # nothing of the model's is there to be scored
+            raise PolicyFailure(text)
+        self.trajectory.detail = text
         await self._truncate(StopReason.EPISODE_DEADLINE)
 
     async def _refused(self, refused: TemplateRefused) -> None:

@@ -14,29 +14,32 @@ class Limits:
 
     Tokens are kept free in advance for what must still come, so that nothing is begun that cannot be ended: a turn is
     asked for only where ``min_completion_tokens`` are left, and a turn that may call tools leaves
-    ``reserved_observation_tokens`` for their answers. A call whose answers could not fit even when they are cut to
-    nothing (there may be many calls in one turn) is not made. All of these end the episode by its trajectory's budget,
-    and are scored.
+    ``reserved_observation_tokens`` for their answers, and behind them ``min_completion_tokens`` for the next turn.
+    Where all that cannot be left free any more, one turn gets what there is, for an answer without calls. A call whose
+    answers could not be shown to the model even when they are cut away (there may be many calls in one turn) is not
+    made. What any of these limits ends is scored.
 
     Attributes:
         max_turns: messages of the model. Calls in the last allowed turn are not run: nobody would read the answers.
         max_tool_calls: tool calls in all, those that fail included.
         max_parse_retries: how many times in a row a message in which no call can be parsed is answered with the reason.
-        max_trajectory_tokens: prompt, completions and observations together.
+        max_trajectory_tokens: prompt, completions and observations together; of each sample, where a record is split.
         max_completion_tokens: of one turn.
         min_completion_tokens: what a turn needs at least: with less, nothing is asked for. At most
             ``max_completion_tokens`` counts.
-        reserved_observation_tokens: left free by every turn but the last allowed one, for the wrapper of the tools'
-            answers; at most ``max_observation_tokens`` counts.
-        max_observation_tokens: of one turn's new messages with their wrapper. Longer tool output is cut until it fits
-            this and what is left of the trajectory, with a marker that says so.
+        reserved_observation_tokens: left free by every turn whose calls would be run, for the wrapper of the tools'
+            answers; at most ``max_observation_tokens`` counts. With less than the chat format's wrapper, the last
+            calls of long trajectories are not made.
+        max_observation_tokens: of one turn's new messages with their wrapper (without it, where a record is split).
+            Longer tool output is cut until it fits this and what is left of the trajectory, with a marker that says so.
         observation_keep: which part of over-long tool output is kept: its ``"tail"`` (where tracebacks end), its
             ``"head"``, or both ``"ends"``.
         reset_timeout: seconds to begin an episode.
         sample_timeout: seconds for one answer of the policy.
         tool_timeout: seconds for one tool call, whatever the tool itself says, if that is longer; None: the tool's own.
         step_timeout: seconds for all tool calls of one turn, scoring included.
-        episode_timeout: seconds that an episode may spend waiting for its policy, its environment and its tools.
+        episode_timeout: seconds that an episode may spend waiting for its policy, its environment and its tools. It
+            is scored as it is then; without a single answer of the policy it is the policy's failure.
 
     Raises:
         ConfigurationError: a value of zero or below, or a completion that could never fit its trajectory.

@@ -7,6 +7,7 @@ from typing import Literal
 from toolgym.envs.messages import Message, ToolMessage
 
 Keep = Literal["head", "tail", "ends"]
+CUT_AWAY = "(cut)"  # no template can see more than text in it
 
 
 def fit(
@@ -15,7 +16,8 @@ def fit(
     """Messages and their tokens, the tool output among them cut to the longest that fits.
 
     One length in characters for all messages is searched by halving, so the search always ends, after at most
-    log2(longest) + 2 encodings.
+    log2(longest) + 3 encodings. Where not even markers that say how much is missing fit, all output is `cut_away`: so
+    whatever fits when it is cut away, fits.
 
     Args:
         messages: what the environment said.
@@ -41,7 +43,18 @@ def fit(
             best, low = (shown, ids), middle + 1
         else:
             high = middle - 1
-    return best
+    if best is not None:
+        return best
+    shown = cut_away(messages)
+    ids = encode(shown)
+    return (shown, ids) if len(ids) <= room else None
+
+
+def cut_away(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages with nothing left of the tool output among them, in the fewest tokens that they can have."""
+    return tuple(
+        replace(message, content=CUT_AWAY) if isinstance(message, ToolMessage) else message for message in messages
+    )
 
 
 def _cut(message: Message, limit: int, keep: Keep) -> Message:

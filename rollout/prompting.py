@@ -1,7 +1,7 @@
 """`Prompting`: the prompt of one episode as it grows, and what still fits into it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -9,11 +9,24 @@ import numpy as np
 from toolgym.agents.chat import ChatFormat, TemplateRefused
 from toolgym.envs.messages import AssistantMessage, Message, ToolMessage
 from toolgym.rollout.limits import Limits
-from toolgym.rollout.observations import fit
+from toolgym.rollout.observations import CUT_AWAY, cut_away, fit
 from toolgym.rollout.trajectory import Ints, SegmentKind, StopReason, Trajectory
 
 OnBreak = Literal["stop", "split"]
-_CUT_AWAY = "[... 999999 characters cut ...]"  # what is left of an answer that is cut away
+_WRAPPER = 64  # tokens in which a template wraps one answer, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an episode does not go on.
+
+    Attributes:
+        reason: which limit it is.
+        refused: what the chat format said, where it refused.
+    """
+
+    reason: StopReason
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +35,11 @@ class Extension:
 
     Attributes:
         messages: the observation as it is shown to the model, cut where it was too long.
-        stopped: why there is no next prompt; None if there is one.
-        refused: what the chat format said, where it refused.
+        stop: why there is no next prompt; None if there is one.
     """
 
     messages: tuple[Message, ...]
-    stopped: StopReason | None = None
-    refused: str = ""
+    stop: Stop | None = None
 
 
 class Prompting:
@@ -57,6 +68,8 @@ class Prompting:
         self._start = 0  # of the sample: where the prompt begins in the record
         self._least = min(limits.min_completion_tokens, limits.max_completion_tokens)
         self._reserve = min(limits.reserved_observation_tokens, limits.max_observation_tokens)
+        proven = chat.certificate
+        self._exact = proven is not None and not proven.refused and not proven.one_call
 
     @property
     def ids(self) -> Ints:
@@ -70,8 +83,9 @@ class Prompting:
             last: whether no call of the turn would be run, so that nothing is kept free for answers.
         """
         room = self._limits.max_trajectory_tokens - len(self.ids)
-        spare = room - self._reserve
-        # Where an answer of the least length and the wrapper do not both fit, the answer goes first.
+        # Behind a turn with calls stand their answers, and a turn of the least length that reads them.
+        spare = room - self._reserve - self._least
+        # Where a turn of the least length and all that do not fit, an answer without calls goes first.
         return min(
             self._limits.max_completion_tokens, room if last or not self._tools or spare < self._least else spare
         )
@@ -107,16 +121,15 @@ class Prompting:
         def encode(messages: Sequence[Message]) -> list[int]:
             return self._chat.extend(prompt, sampled, messages, self._tools)
 
-        left = self._limits.max_trajectory_tokens - len(self.ids) - self._least
-        room = min(self._limits.max_observation_tokens, left)
+        room = self._observation_room
         try:
             fitted = await self._threads.run(lambda: fit(observation, encode, room, self._limits.observation_keep))
         except TemplateRefused as refused:
             if self._on_break == "split":
                 return await self._split(observation)
-            return Extension(tuple(observation), StopReason.TEMPLATE_REFUSED, str(refused))
+            return Extension(tuple(observation), Stop(StopReason.TEMPLATE_REFUSED, str(refused)))
         if fitted is None:
-            return self._unfit(observation, full=room < self._limits.max_observation_tokens)
+            return Extension(tuple(observation), self._unfit)
         shown, delta = fitted
         self._trajectory.append(SegmentKind.OBSERVATION, delta)
         return Extension(shown)
@@ -128,53 +141,75 @@ class Prompting:
         def encode(shown: Sequence[Message]) -> list[int]:
             return self._chat.open((*messages, *shown), self._tools)
 
-        def fitted() -> tuple[int, tuple[tuple[Message, ...], list[int]] | None]:
-            least = len(encode(_emptied(observation)))
-            room = min(least + self._limits.max_observation_tokens, most)
-            return least, fit(observation, encode, room, self._limits.observation_keep)
+        def fitted() -> tuple[tuple[Message, ...], list[int]] | None:
+            # What the wrapper takes cannot be told from all else that is rendered: the limit is on the text alone.
+            room = min(len(encode(cut_away(observation))) + self._limits.max_observation_tokens, most)
+            return fit(observation, encode, room, self._limits.observation_keep)
 
         try:
-            least, found = await self._threads.run(fitted)
+            found = await self._threads.run(fitted)
         except TemplateRefused as refused:
-            return Extension(tuple(observation), StopReason.TEMPLATE_REFUSED, str(refused))
+            return Extension(tuple(observation), Stop(StopReason.TEMPLATE_REFUSED, str(refused)))
         if found is None:
-            return self._unfit(observation, full=least >= most)
+            return Extension(tuple(observation), Stop(StopReason.TRAJECTORY_BUDGET))
         shown, prompt = found
         self._start = len(self._trajectory)
         self._trajectory.begin_sample(prompt)
         return Extension(shown)
 
-    def _unfit(self, observation: Sequence[Message], *, full: bool) -> Extension:
-        return Extension(tuple(observation), StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
-
-    async def doomed(self, prompt: Ints, sampled: list[int], said: AssistantMessage) -> bool:
-        """Whether the answers to a message's calls cannot fit, even if all of them are cut to nothing.
-
-        Raises:
-            TemplateRefused: they cannot be written at all, and the record is not to be split.
-        """
+    @property
+    def _observation_room(self) -> int:
+        """How many tokens the answers to a turn may have, such that a turn of the least length fits behind them."""
         left = self._limits.max_trajectory_tokens - len(self.ids) - self._least
-        if left >= self._limits.max_observation_tokens:
-            return False
-        cut = [ToolMessage(_CUT_AWAY, call.id, call.name) for call in said.tool_calls]
+        return min(self._limits.max_observation_tokens, left)
+
+    @property
+    def _unfit(self) -> Stop:
+        """Which limit it is that an observation does not fit into."""
+        full = self._observation_room < self._limits.max_observation_tokens
+        return Stop(StopReason.TRAJECTORY_BUDGET if full else StopReason.OBSERVATION_TOO_LONG)
+
+    async def doomed(self, prompt: Ints, sampled: list[int], said: AssistantMessage) -> Stop | None:
+        """Why the answers to a message's calls could not be shown to the model, even if all of them were cut away.
+
+        Returns:
+            Which limit it is, or that the template cannot write them; None if they can be shown.
+        """
+        cut = [ToolMessage(CUT_AWAY, call.id, call.name) for call in said.tool_calls]
+        if self._exact and self._ample(len(sampled), len(cut)):
+            return None
         try:
             delta = await self._threads.run(lambda: self._chat.extend(prompt, sampled, cut, self._tools))
-        except TemplateRefused:
+        except TemplateRefused as refused:
             if self._on_break == "stop":
-                raise
-            whole = (*self._trajectory.messages, *cut)
+                return Stop(StopReason.TEMPLATE_REFUSED, str(refused))
+            return await self._doomed_split(cut)
+        return self._unfit if len(delta) > self._observation_room else None
+
+    async def _doomed_split(self, cut: Sequence[Message]) -> Stop | None:
+        whole = (*self._trajectory.messages, *cut)
+        try:
             opened = await self._threads.run(lambda: self._chat.open(whole, self._tools))
-            return len(opened) + self._least > self._limits.max_trajectory_tokens
-        return len(delta) > left
+        except TemplateRefused as refused:
+            return Stop(StopReason.TEMPLATE_REFUSED, str(refused))
+        full = len(opened) + self._least > self._limits.max_trajectory_tokens
+        return Stop(StopReason.TRAJECTORY_BUDGET) if full else None
 
+    def _ample(self, sampled: int, calls: int) -> bool:
+        """Whether there is room for any wrapper, so that none need be written to find out.
 
-def _emptied(observation: Sequence[Message]) -> list[Message]:
-    """An observation in which tools said next to nothing."""
-    return [replace(message, content="-") if isinstance(message, ToolMessage) else message for message in observation]
+        A template may write the tools again, which are in the first prompt; and for each call its wrapper, with its
+        name and id, which were sampled, some characters of them perhaps escaped.
+        """
+        first = self._trajectory.segments[0].end
+        return self._observation_room >= first + calls * _WRAPPER + 2 * sampled
 
 
 def same_tokens(recorded: Ints, fed: Any) -> str | None:
     """None if both are the same ids; else where they part, in words."""
+    fed = np.asarray(fed)
+    if fed.ndim != 1:
+        return f"the engine says that it was fed {fed!r:.100}, which are no token ids"
     if np.array_equal(recorded, fed):
         return None
     same = next(

@@ -1,19 +1,20 @@
 """The waits of one episode: each within its limit and within the episode's time, and each with a name to look up."""
 
-import math
+import asyncio
+import inspect
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from toolgym.agents.policy import PolicyFailure
 from toolgym.envs.errors import EnvironmentFailure
-from toolgym.envs.waiting import Overdue, within
+from toolgym.envs.waiting import Overdue, take_outcome, within
 
 _T = TypeVar("_T")
 
 
 class Deadline(Exception):
-    """The episode's time is up."""
+    """The episode's time is up; its text says what was waited for."""
 
 
 class Waits:
@@ -35,7 +36,9 @@ class Waits:
         finally:
             self._wait_for("its turn on the event loop")
 
-    async def within(self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: bool = False) -> _T:
+    async def within(
+        self, where: str, what: str, work: Awaitable[_T], limit: float, *, scoring: Callable[[], bool] | None = None
+    ) -> _T:
         """Await within a limit, and within what is left of the episode's time.
 
         Args:
@@ -43,21 +46,24 @@ class Waits:
             what: what is waited for, in words.
             work: what is awaited.
             limit: seconds.
-            scoring: whether the model is done: then the episode's time does not count any more.
+            scoring: whether the model is done: then the episode's time does not count any more. Asked when it is up;
+                None where it never is.
 
         Raises:
             Deadline: the episode's time was up first.
             PolicyFailure: no answer of the policy within the limit.
             EnvironmentFailure: (kind ``"<where>_timeout"``) the environment took longer than the limit.
         """
-        left = math.inf if scoring else max(self._left, 0.0)
+        left = max(self._left, 0.0)
         began = time.monotonic()
         self._wait_for(what)
         try:
-            return await within(work, min(limit, left))
+            if scoring is None or left >= limit:
+                return await within(work, min(left, limit))
+            return await _before(work, left, limit, scoring, what)
         except Overdue as overdue:
-            if left < limit:
-                raise Deadline from overdue
+            if scoring is None and left < limit:
+                raise Deadline(what) from overdue
             if where == "sample":
                 raise PolicyFailure(f"no answer within {limit:g} s") from overdue
             raise EnvironmentFailure(f"{where} took over {limit:g} s", kind=f"{where}_timeout") from overdue
@@ -68,3 +74,23 @@ class Waits:
 
     def _wait_for(self, what: str) -> None:
         self.what, self.since = what, time.monotonic()
+
+
+async def _before(work: Awaitable[_T], left: float, limit: float, scoring: Callable[[], bool], what: str) -> _T:
+    """Await within ``left`` seconds; or, if the model is done by then, within ``limit``."""
+    task = asyncio.ensure_future(within(work, limit))
+    try:
+        await asyncio.wait({task}, timeout=left)
+        if not task.done() and not scoring():
+            raise Deadline(what)
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            task.add_done_callback(take_outcome)
+            task.add_done_callback(lambda _: _close_unbegun(work))
+
+
+def _close_unbegun(work: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        work.close()

@@ -41,7 +41,7 @@ def load_json(text: str) -> Any:
         Unreadable: it is none, has a key twice or a number of thousands of digits, or is nested too deeply.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = _STRICT.decode(text)
     except _Twice as error:
         raise Unreadable(CallFault.BAD_JSON, f"The call has the key {error} twice.") from error
     except json.JSONDecodeError as error:
@@ -57,6 +57,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise _Twice(repr(next(key for at, key in enumerate(keys) if key in keys[:at])))
     return found
+
+
+# Made once: that costs as much as what they do.
+_STRICT = json.JSONDecoder(object_pairs_hook=_object)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _no_json(word: str) -> Any:
@@ -109,7 +114,7 @@ def make_call(raw: str, name: Any, arguments: Any) -> Call:
         reason = f"The arguments are nested more than {MAX_DEPTH} deep."
         return InvalidToolCall(raw, reason, name, fault=CallFault.BAD_ARGUMENTS)
     try:
-        json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
+        _ENCODER.encode([name, arguments]).encode()
     except (ValueError, TypeError):  # NaN and infinity, lone surrogates, keys that are no text
         reason = "The arguments hold something that JSON cannot: NaN, Infinity or half a character."
         return InvalidToolCall(raw, reason, name, fault=CallFault.BAD_ARGUMENTS)

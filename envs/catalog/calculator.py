@@ -64,7 +64,7 @@ class CalculatorEnv(ToolEnv):
         """
         return format_number(evaluate(expression))
 
-    def score(self, episode: Episode) -> float:
+    async def score(self, episode: Episode) -> float:
         """1 for the right number, 0 for another one or none."""
         found = last_number(episode.answer or "")
         return float(found is not None and found == Fraction(episode.task.data["result"]))

@@ -45,7 +45,7 @@ class LedgerEnv(ToolEnv):
         self.accounts: dict[str, int] = {}
         super().__init__(ProceduralTasks(lambda rng: draw(rng, chosen), split=split, seed=task_seed), **options)
 
-    def setup(self, task: Task) -> None:
+    async def setup(self, task: Task) -> None:
         """Open the accounts."""
         self.accounts = dict(task.data["accounts"])
 
@@ -75,7 +75,7 @@ class LedgerEnv(ToolEnv):
         """List all accounts with their balances."""
         return dict(self.accounts)
 
-    def score(self, episode: Episode) -> Score:
+    async def score(self, episode: Episode) -> Score:
         """Half for the state, half for the answer."""
         said = last_number(episode.answer or "")
         components = {

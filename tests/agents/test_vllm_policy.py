@@ -1,6 +1,7 @@
 """A real vLLM engine: exact ids in and out, true logprobs, and an end that is clean even when the engine dies."""
 
 import asyncio
+import signal
 import threading
 
 import gymnasium
@@ -44,7 +45,7 @@ def test_a_completion_says_what_was_fed_and_what_was_sampled(engine: VLLMPolicy,
     assert completion.token_ids.dtype == np.int32
     assert completion.logprobs.dtype == np.float32
     assert (completion.logprobs <= 0).all()
-    assert (completion.versions == 0).all()
+    assert (completion.versions == engine.version).all()
     if completion.finish_reason is FinishReason.STOP:
         assert completion.token_ids[-1] in chat.stop_token_ids
 
@@ -113,10 +114,23 @@ def test_cancelling_aborts_and_the_engine_goes_on(engine: VLLMPolicy, chat: Chat
     assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
 
 
+def test_an_interrupt_of_the_whole_process_group_leaves_the_engine_alive(engine: VLLMPolicy, chat: ChatFormat) -> None:
+    """Ctrl-C reaches all processes of a terminal: what has finished is kept first, then the engine is shut down."""
+    for child in psutil.Process().children(recursive=True):
+        if "VLLM" in child.name() or any("VLLM" in word or "multiprocessing" in word for word in child.cmdline()):
+            child.send_signal(signal.SIGINT)
+    assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"enable_chunked_prefill": True}, "leave it off"),
+        ({"enable_chunked_prefill": True}, "leave it off, or say seeds=False"),
+        ({"long_prefill_token_threshold": 64}, "leave it off, or say seeds=False"),
+        (
+            {"max_num_batched_tokens": 1_024},
+            "expected 4096 or more, actual 1024; lower max_model_len, or say seeds=False",
+        ),
         ({"colour": "red"}, "an engine option is not vLLM's: .*colour"),
         ({"max_model_len": 10_000_000}, "takes at most 4096 tokens"),
         ({"quantization": "nonsense"}, "vLLM cannot start on"),

@@ -230,15 +230,6 @@ def test_a_completion_longer_than_asked_for_is_a_policy_failure(chat: ChatFormat
     assert "tokens where max_tokens is 5" in trajectory.failure.message
 
 
-def test_an_episode_that_runs_out_of_time_is_scored(chat: ChatFormat) -> None:
-    envs = vector(trouble=lambda k: "tool hangs" if k == 0 else None)
-    limits = Limits(episode_timeout=0.3)
-    first, second = Collector(envs, ScriptedPolicy(chat, echo_twice), chat, limits).collect(2)
-    envs.close()
-    assert (first.stop_reason, first.reward, first.failure) == (StopReason.EPISODE_DEADLINE, 0.25, None)
-    assert second.solved
-
-
 def test_closing_a_stream_cancels_what_runs_and_leaves_the_slots_usable(chat: ChatFormat) -> None:
     envs = vector(2, trouble=lambda k: "tool hangs" if k > 0 else None)
     collector = Collector(envs, ScriptedPolicy(chat, echo_twice), chat)
