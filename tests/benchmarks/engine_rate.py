@@ -23,14 +23,15 @@ from toolgym.rollout.seeds import sampling_seed
 from toolgym.rollout.trajectory import Trajectory
 
 NOTES = """\
-Rollout against LLM.generate: Ledger with the embedded model, 64 slots, and an engine each of the same settings (64
-sequences at once, 2,048 tokens, prefix caching), in turns in one program; the medians of the rounds. Every round has tasks of
-its own, so that neither engine has seen a prompt before; LLM.generate gets the prompts of all turns of that round at
-once, first turns first, with as many tokens to sample as were sampled in the rollout. With the same seeds and logprobs
-the difference is the rollout's own: tokenising, tools and the collector share 2 cores with the engine, and the model is so small (2
-million parameters) that the engine takes no longer for a step than they do. At the end of a round slots run
-empty, while LLM.generate fills its batch to the last prompts. The bare engine is the policy's own with the same requests, at most 64 at a time;
-it has seen their prompts in the rollout."""
+Rollout against LLM.generate: Ledger with the embedded model, 64 slots, groups of 8, an engine each of the same settings
+(64 sequences at once, 2,048 tokens, prefix caching), in turns in one program; medians of the rounds. Every round has
+tasks of its own and the prefix cache of LLM is emptied, so that neither engine has seen a prompt before; LLM.generate
+gets the prompts of all turns of the round at once, first turns first, and samples as many tokens of each as the rollout
+did. With the same seeds and logprobs the difference is the rollout's own. Tokenising, tools and the collector share 2
+cores with the engine, whose model has 2 million parameters: a larger one would leave them time while it computes. At
+the end of a round slots run empty, while LLM.generate has its batch full to the last prompts; and a turn waits for the
+one before it. The bare engine is the policy's own with the same requests, at most 64 at a time; it has seen their
+prompts in the rollout."""
 LIMITS = Limits(max_trajectory_tokens=2_048, max_completion_tokens=256)
 SETTINGS: dict[str, Any] = {"max_model_len": 2_048, "max_num_seqs": 64}
 # What the policy sets of itself, for the engine beside it.

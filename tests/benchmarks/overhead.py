@@ -25,14 +25,16 @@ from toolgym.rollout.limits import Limits
 from toolgym.rollout.trajectory import SegmentKind, Trajectory
 
 NOTES = """\
-CPU a turn: user and system time of all threads, in episodes of Ledger (4.5 turns on average, about 25 tokens sampled and
-20 observed in each) whose completions are taken from a table. It holds: the chat format's work (named alone), two changes of
-thread for it, asyncio's tasks and time-outs, and in Ledger, a thread each for `setup` and `score` of every episode (its
-row with coroutines is without). Delay of the loop: a heartbeat every 5 ms on the loop of the environments, each measured from when it
-should have run, also those that were missed meanwhile; 10,000 slots, a policy that answers after 0.1 to 2 s. That asks for
-9,500 turns a second; what the CPU cannot do of them waits, and the loop shares the interpreter's lock with the threads
-that render and tokenise. Bytes a token: the arrays alone, and beside it all that stays in memory for a finished
-trajectory, as tracemalloc sees it: messages, turns, segments, and what numpy and Python need for each object, which weighs
+CPU a turn: user and system time of all threads, in episodes of Ledger (5 turns on average, about 23 tokens sampled in
+each) whose completions are taken from a table. It holds the chat format's work (named alone), two changes of thread for
+it, asyncio's tasks and time-outs, and in Ledger a thread each for `setup` and `score` of every episode (a row is
+without). With thousands in flight about half of it is Python's cyclic garbage collector, which goes through all that
+lives, again and again while it grows; each full pass stops everything, the loop too. Delay of the loop: a heartbeat
+every 5 ms on the loop of the environments, each beat measured from when it should have run, also those that were missed
+meanwhile; 10,000 slots from their start on, and a policy that answers after 0.1 to 2 s, which is to say 9,500 turns a
+second if the CPU could do them. It cannot: what it cannot do waits, and the loop shares the interpreter's lock with the
+threads that render and tokenise. Bytes a token: the arrays alone, and beside it all that stays in memory for a finished
+trajectory, as tracemalloc sees it: messages, turns, segments, and what numpy and Python need for each object; it weighs
 the more the shorter the trajectory is."""
 LIMITS = Limits(max_trajectory_tokens=16_384, max_completion_tokens=1_024)
 _TASKS = 64  # different ones; they are repeated
@@ -109,7 +111,7 @@ def figures() -> list[Figure]:
     """All of it, with both tokenizers."""
     rows = []
     for name, chat in (("embedded tokenizer", embedded_format()), ("SmolLM2's tokenizer", real_format())):
-        for slots, episodes in ((64, 1_024), (4_096, 6_144)):
+        for slots, episodes in ((64, 1_024), (4_096, 5_120)):
             spent, alone = cpu_of_turns(LedgerEnv, chat, slots, episodes)
             what = f"CPU a turn, {slots:,} in flight, {name}"
             rows.append(Figure(what, f"{spent:.2f} ms, of that the chat format {alone:.2f} ms", "0.3 ms"))
@@ -216,7 +218,7 @@ def loop_delay() -> list[Figure]:
         Figure("of that, once all have begun", _delays(after) if after else f"not within {_SECONDS:g} s"),
         Figure(
             "meanwhile",
-            f"{policy.answered / _SECONDS:,.0f} answers a second; {np.median(heart.waiting):,.0f} wait for one (median)",
+            f"{policy.answered / _SECONDS:,.0f} answers a second, {np.median(heart.waiting):,.0f} slots wait for one",
         ),
     ]
 

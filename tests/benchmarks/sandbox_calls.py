@@ -9,14 +9,13 @@ from toolgym.envs.sandbox.docker_backend import DockerBackend
 from toolgym.envs.sandbox.sandbox import SandboxPool
 
 NOTES = """\
-Sandbox: a question and its answer alone cost 0.3 ms on the pool's loop and 0.5 ms for a
-blocking caller (the engine copies the stream twice, and there are two changes of thread); each call also sends a word
-that its code has begun, so that a box that dies before is replaced without a failure, and reads memory and CPU from
-/proc. A stateless call is a fork of a template that has seen no request (made ahead of time), which gives up its
-rights under Landlock: about 1.5 ms of CPU. On 2 cores that CPU, with the engine's and the client's, bounds the rates;
-with each stateless call its box is pinged before and reset after. Stateless rates fall to a quarter now and then, in
-some pools and not in others, in a process that has imported the rest of Toolgym; in one that holds nothing else they
-do not: not explained yet."""
+Sandbox: a question and its answer alone cost 0.3 ms on the pool's loop and 0.5 ms for a blocking caller (the engine
+copies the stream twice, and there are two changes of thread); each call also sends a word that its code has begun, so
+that a box that dies before is replaced without a failure, and reads memory and CPU from /proc. A stateless call is a
+fork of a template that has seen no request (made ahead of time), which gives up its rights under Landlock: about 1.5 ms
+of CPU. On 2 cores that CPU, with the engine's and the client's, bounds the rates; with each stateless call its box is
+pinged before and reset after. Stateless rates fall to a quarter now and then, in some pools and not in others, in a
+process that has imported the rest of Toolgym; in one that holds nothing else they do not: not explained yet."""
 
 
 def figures() -> list[Figure]:
