@@ -65,6 +65,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
 
     Attributes:
         longest_call: seconds that one tool call may take.
+        least_call: seconds that a tool call must be given, lest what is not the model's fault be told to it as one.
         longest_step: seconds that one step may take, with all that judges it, and an autoreset.
     """
 
@@ -103,6 +104,7 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
         self._executor = Executor()
         self._runner = ToolRunner(self.tools, self._executor, timeout=tool_timeout, max_output_chars=max_output_chars)
         self.longest_call = max((t.options.timeout or tool_timeout for t in self.tools.values()), default=0.0)
+        self.least_call = 0.0
         self._max_steps, self._hook_timeout = max_steps, hook_timeout
         self._step_judge, self._end_judge = self._make_judges(as_reward_functions(rewards))
         # Judging the step, if anything does, judging the end, and an autoreset.

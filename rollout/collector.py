@@ -259,16 +259,23 @@ _KINDS: dict[str, type] = {
 
 
 def check_time(envs: ToolVectorEnv, limits: Limits) -> None:
-    """Check that a step is given the time that the environment's tools may take.
+    """Check that steps and tools are given the time that they may take.
 
     Raises:
-        ConfigurationError: it is not: slow tools would count as failures of the environment.
+        ConfigurationError: they are not: slow tools would count as failures of the environment, or what is the
+            environment's fault as a slow tool.
     """
-    longest = min(envs.envs[0].longest_call, limits.tool_timeout or math.inf)
+    env = envs.envs[0]
+    longest = min(env.longest_call, limits.tool_timeout or math.inf)
     if limits.step_timeout <= longest:
         raise ConfigurationError(
             f"Limits.step_timeout is {limits.step_timeout:g} s, but one tool call of the environment may take "
             f"{longest:g} s: raise the one or lower the other, or slow tools count as failures of the environment"
+        )
+    if limits.tool_timeout is not None and limits.tool_timeout < env.least_call:
+        raise ConfigurationError(
+            f"Limits.tool_timeout is {limits.tool_timeout:g} s, but one run in the sandbox may take "
+            f"{env.least_call:g} s with waiting for a box, which the model cannot help: lower the sandbox's time-outs"
         )
 
 

@@ -71,6 +71,7 @@ class SandboxEnv(ToolEnv):
                 )
             options.setdefault("hook_timeout", max(60.0, 2 * longest))
             super().__init__(tasks, tool_timeout=longest if tool_timeout is None else tool_timeout, **options)
+            self.least_call = longest
         except BaseException:
             if self._own_pool is not None:
                 self._own_pool.close()

@@ -16,7 +16,7 @@ from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.agents.vllm_policy import VLLMPolicy
-from toolgym.envs import AssistantMessage, ToolCall
+from toolgym.envs import AssistantMessage, ConfigurationError, ToolCall
 from toolgym.envs.catalog import code_math, code_tests, shell
 from toolgym.envs.sandbox.docker_engine import LABEL, OWNER
 from toolgym.envs.sandbox.owners import Owner
@@ -195,3 +195,11 @@ def test_the_embedded_model_calls_python_in_docker(engine: VLLMPolicy, chat: Cha
     assert all(t.failure is None for t in trajectories), Counter(str(t.failure) for t in trajectories)
     assert StopReason.TOKEN_MISMATCH not in {t.stop_reason for t in trajectories}
     assert mine(api) <= before
+
+
+def test_waiting_for_a_box_is_never_told_as_a_slow_tool(chat: ChatFormat) -> None:
+    envs = gymnasium.make_vec("toolgym/CodeMath-v0", num_envs=1, sandbox="local")
+    policy = ScriptedPolicy(chat, lambda request, member: AssistantMessage("7"))
+    with pytest.raises(ConfigurationError, match=r"Limits.tool_timeout is 1 s, but one run in the sandbox may take"):
+        Collector(envs, policy, chat, Limits(tool_timeout=1.0))
+    envs.close()
