@@ -102,14 +102,9 @@ class Gate:
         self._dropped += dropped_group
         self._last_end = time.monotonic()
 
-<<<<<<< HEAD
-    def close(self) -> None:
-        """Let nobody in any more."""
-=======
     def close(self) -> list[EpisodePlan]:
         """Let nobody in any more. Returns the episodes that have not begun."""
         left = list(self._plans)
->>>>>>> core
         self._plans.clear()
         self.release()
         return left
