@@ -1,14 +1,13 @@
 """`ChatThreads`: rendering and tokenising off the event loop, in a few threads.
 
-Thousands of episodes ask for little pieces of work, many of them at once. What has piled up is done in a row by a
-thread that is awake, and results go back in batches: waking a thread or a loop costs as much as a piece of work.
+Thousands of episodes ask for little pieces of work, many of them at once. Waking a thread or a loop costs as much as a
+piece of work, so a thread that is awake does all that has piled up, and so does a loop with the results.
 """
 
 import asyncio
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from toolgym.envs.waiting import tame
 
 _T = TypeVar("_T")
 _MOST = 4  # tokenising releases the interpreter's lock, the rest does not: more threads would only wait for it
-_BATCH = 32  # results that go back together, and coroutines that wake in one iteration of a loop: a few milliseconds
-_HELD_BACK = 0.001  # seconds, for which a result may wait for others at most, beyond the work that is running
+_AT_ONCE = 32  # coroutines that wake in one iteration of a loop: a few milliseconds of what they do next
 
 
 class ChatThreads:
@@ -56,10 +54,10 @@ class ChatThreads:
             returns = self._returns.get(loop)
             if returns is None:
                 returns = self._returns[loop] = _Returns(loop)
-            self._waiting.append(_Work(work, future, returns))
             if self._awake < self._count:
                 self._pool.submit(self._work_off)
                 self._awake += 1
+            self._waiting.append(_Work(work, future, returns))
         return await future
 
     def close(self) -> None:
@@ -68,27 +66,15 @@ class ChatThreads:
 
     def _work_off(self) -> None:
         """Do what waits, until nothing does."""
-        done: list[_Done] = []
-        since = time.monotonic()
         while True:
-            try:
-                work = self._waiting.popleft()
-            except IndexError:
-                _bring_back(done)
-                done = []
-                with self._lock:
-                    if self._waiting:
-                        continue  # it came meanwhile
+            with self._lock:
+                if not self._waiting:
                     self._awake -= 1
                     return
-            if work.future.cancelled():
-                continue
-            if not done:
-                since = time.monotonic()
-            done.append(_outcome(work))
-            if len(done) >= _BATCH or time.monotonic() - since > _HELD_BACK:
-                _bring_back(done)
-                done = []
+                work = self._waiting.popleft()
+            if not work.future.cancelled():
+                work.returns.add(_outcome(work))
+            del work  # or it would be kept until the next one comes
 
 
 class _Work(NamedTuple):
@@ -99,11 +85,10 @@ class _Work(NamedTuple):
     returns: "_Returns"
 
 
-class _Done(NamedTuple):
-    """A piece of work that has been done: it has returned a value, or raised."""
+class _Outcome(NamedTuple):
+    """What a piece of work has returned, or what it has raised."""
 
     future: "asyncio.Future[Any]"
-    returns: "_Returns"
     value: Any
     error: Exception | None
 
@@ -111,35 +96,31 @@ class _Done(NamedTuple):
 class _Returns:
     """Gives results to the coroutines of one loop that wait for them, a bounded number in each of its iterations.
 
-    Else a thread that is faster than the loop could wake thousands of coroutines at once, and whatever else the loop
+    Else threads that are faster than the loop could wake thousands of coroutines at once, and whatever else the loop
     has to do would wait for all of them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)  # which keeps this alive, by the table in which it is found
-        self._done: deque[_Done] = deque()
+        self._loop = weakref.ref(loop)  # the table in which this is found ends with the loop
+        self._done: deque[_Outcome] = deque()
         self._scheduled = False
         self._lock = threading.Lock()
 
-    def add(self, done: "list[_Done]") -> None:
-        """Give back results. Called in any thread."""
-        loop = self._loop()
-        if loop is None:
-            return
+    def add(self, outcome: _Outcome) -> None:
+        """Give back a result. Called in any thread."""
         with self._lock:
-            self._done.extend(done)
+            self._done.append(outcome)
             if self._scheduled:
                 return
             self._scheduled = True
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for the results
-            loop.call_soon_threadsafe(self._give, loop)
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits for the results
+                loop.call_soon_threadsafe(self._give, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
-        for _ in range(_BATCH):
-            try:
-                future, _, value, error = self._done.popleft()
-            except IndexError:
-                break
+        for _ in range(min(_AT_ONCE, len(self._done))):
+            future, value, error = self._done.popleft()
             if future.done():  # cancelled
                 continue
             if error is None:
@@ -148,21 +129,12 @@ class _Returns:
                 future.set_exception(error)
         with self._lock:
             self._scheduled = bool(self._done)
-        if self._scheduled:
-            loop.call_soon(self._give, loop)
+            if self._scheduled:
+                loop.call_soon(self._give, loop)
 
 
-def _outcome(work: _Work) -> _Done:
+def _outcome(work: _Work) -> _Outcome:
     try:
-        return _Done(work.future, work.returns, work.function(), None)
+        return _Outcome(work.future, work.function(), None)
     except BaseException as raised:  # noqa: BLE001 - carried over to the waiting coroutine, judged there
-        return _Done(work.future, work.returns, None, tame(raised))
-
-
-def _bring_back(done: list[_Done]) -> None:
-    """Give results to the loops from which their work came."""
-    by_loop: dict[_Returns, list[_Done]] = {}
-    for entry in done:
-        by_loop.setdefault(entry.returns, []).append(entry)
-    for returns, entries in by_loop.items():
-        returns.add(entries)
+        return _Outcome(work.future, None, tame(raised))

@@ -249,10 +249,10 @@ def as_text(value: Any) -> str:
     Raises:
         ToolError: an iterator, which may have no end.
     """
-    if isinstance(value, Iterator):
-        raise ToolError(f"the tool returned a {type(value).__name__}, which may have no end, instead of a list")
     if isinstance(value, str):
         text = value
+    elif isinstance(value, Iterator):
+        raise ToolError(f"the tool returned a {type(value).__name__}, which may have no end, instead of a list")
     else:
         try:
             text = pydantic_core.to_json(value).decode()

@@ -81,6 +81,8 @@ class AssistantMessage:
 
     def with_call_ids(self, prefix: str) -> "AssistantMessage":
         """The same message in which every call without an id has one: ``prefix`` and its number from 0."""
+        if all(call.id for call in self.tool_calls):
+            return self
         calls = (c if c.id else replace(c, id=f"{prefix}{k}") for k, c in enumerate(self.tool_calls))
         return replace(self, tool_calls=tuple(calls))
 

@@ -227,8 +227,9 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
             )
         self._context = EpisodeContext(task.id) if context is None else context
         self.task, self._steps, self._earned = task, 0, 0.0
-        with inside(self._context):
-            await run_hook(self._executor, functools.partial(self.setup, task), "setup", self._hook_timeout)
+        if type(self).setup is not ToolEnv.setup:  # which does nothing, and would cost a thread for it
+            with inside(self._context):
+                await run_hook(self._executor, functools.partial(self.setup, task), "setup", self._hook_timeout)
         system = (SystemMessage(self.system_prompt),) if self.system_prompt else ()
         self.messages = (*system, UserMessage(task.prompt))
         self._running = True

@@ -1,6 +1,7 @@
 """Collecting: a policy, a vector of environments, and exact trajectories out of them."""
 
 from toolgym.rollout.admission import Admission
+from toolgym.rollout.batches import BatchesFailed, BatchesInterrupted, TooStale
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.filters import CollectionFailed, Filters
 from toolgym.rollout.groups import Group, advantages, group_trajectories, token_weights
@@ -12,6 +13,8 @@ from toolgym.rollout.watchdog import Stall, Waiting, Watch
 
 __all__ = [
     "Admission",
+    "BatchesFailed",
+    "BatchesInterrupted",
     "CollectionFailed",
     "Collector",
     "Filters",
@@ -23,6 +26,7 @@ __all__ = [
     "RolloutInterrupted",
     "Stall",
     "StopReason",
+    "TooStale",
     "Trajectory",
     "Waiting",
     "Watch",

@@ -85,6 +85,7 @@ class Staleness:
     ``first + p // batch``. A group may begin at version v only if the groups begun and not rejected, itself included,
     are at most ``(v - first + bound + 1) * batch`` (the bound of AReaL, arXiv 2505.24298, section 5): then p // batch
     is at most ``v - first + bound``, whatever is rejected later, and the group is at most ``bound`` versions old.
+    Failed members stay in their groups, and one that is begun anew only gets younger weights: neither changes p.
     Nothing that has been sampled is ever thrown away for its age.
 
     Attributes:

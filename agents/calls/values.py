@@ -19,6 +19,7 @@ _VISIBLE = re.compile(r"\S")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _WORD = re.compile(r"[^\s,\]\})(\[{:]+")
 _DECODER = json.JSONDecoder()
+_FLAT = frozenset({str, int, float, bool, type(None)})
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 
 
@@ -138,7 +139,8 @@ def depth(value: Any) -> int:
     level, layer = 0, [value]
     while layer:
         level += 1
-        inner = (p.values() if isinstance(p, Mapping) else p for p in layer if isinstance(p, Mapping | list))
+        nested = [part for part in layer if type(part) not in _FLAT]
+        inner = (p.values() if isinstance(p, Mapping) else p for p in nested if isinstance(p, Mapping | list))
         layer = [part for parts in inner for part in parts]
     return level
 

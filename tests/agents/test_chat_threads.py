@@ -1,16 +1,28 @@
 """One chat format serves many threads, and leaves the event loop alone."""
 
 import asyncio
+import contextlib
+import gc
+import sys
 import threading
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused, load_chat_format
 from toolgym.agents.chat_threads import ChatThreads
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 from toolgym.envs.catalog.ledger import LedgerEnv
+from toolgym.envs.waiting import StrayExit
 
 TOOLS = LedgerEnv().tools.schemas
 
@@ -56,3 +68,185 @@ def test_work_is_done_in_other_threads_and_raises_as_it_does() -> None:
     threads.close()
     assert all(name.startswith("toolgym chat") for name in names)
     assert 1 <= len(names) <= 2
+
+
+class Refused(Exception):
+    """What a piece of work raises, with its number."""
+
+
+@contextlib.contextmanager
+def closing(threads: ChatThreads) -> Any:
+    try:
+        yield threads
+    finally:
+        threads.close()
+
+
+async def behind_a_gate(threads: ChatThreads, count: int, then: Callable[[], Awaitable[Any]]) -> Any:
+    """Keep ``count`` threads busy until something has been done."""
+    gate = threading.Event()
+    blocked = [asyncio.ensure_future(threads.run(gate.wait)) for _ in range(count)]
+    await asyncio.sleep(0)  # they are handed over first
+    try:
+        return await then()
+    finally:
+        gate.set()
+        await asyncio.gather(*blocked)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["returns", "raises", "cancelled"]), max_size=120), st.integers(1, 3))
+def test_each_piece_of_work_has_its_own_end_whatever_becomes_of_the_others(fates: list[str], count: int) -> None:
+    began: list[int] = []
+
+    def do(number: int) -> int:
+        began.append(number)
+        if fates[number] == "raises":
+            raise Refused(number)
+        return number
+
+    async def main(threads: ChatThreads) -> list[Any]:
+        async def start() -> list[asyncio.Task[int]]:
+            asked = [asyncio.ensure_future(threads.run(partial(do, n))) for n in range(len(fates))]
+            await asyncio.sleep(0)  # all of them wait for a thread now
+            for fate, one in zip(fates, asked, strict=True):
+                if fate == "cancelled":
+                    one.cancel()
+            await asyncio.sleep(0)  # and those that were cancelled have heard of it
+            return asked
+
+        return await asyncio.gather(*await behind_a_gate(threads, count, start), return_exceptions=True)
+
+    with closing(ChatThreads(count)) as threads:
+        ends = asyncio.run(main(threads))
+    for number, (fate, end) in enumerate(zip(fates, ends, strict=True)):
+        if fate == "returns":
+            assert end == number
+        elif fate == "raises":
+            assert isinstance(end, Refused)
+            assert end.args == (number,)
+        else:
+            assert isinstance(end, asyncio.CancelledError)
+    expected = [number for number, fate in enumerate(fates) if fate != "cancelled"]
+    assert (began if count == 1 else sorted(began)) == expected  # what was cancelled before never began
+
+
+def test_many_loops_share_the_threads_and_each_gets_its_own_results() -> None:
+    with closing(ChatThreads(2)) as threads:
+
+        def one_loop(number: int) -> list[tuple[int, int]]:
+            async def main() -> list[tuple[int, int]]:
+                async def episode(member: int) -> list[tuple[int, int]]:
+                    return [await threads.run(lambda m=member: (number, m)) for _ in range(5)]
+
+                return list(chain.from_iterable(await asyncio.gather(*map(episode, range(200)))))
+
+            return asyncio.run(main())
+
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(one_loop, range(6)))
+    for number, results in enumerate(found):
+        assert Counter(results) == {(number, member): 5 for member in range(200)}
+
+
+def test_few_coroutines_wake_in_one_iteration_of_the_loop_however_many_results_there_are() -> None:
+    async def main(threads: ChatThreads) -> Counter[int]:
+        iteration, woken, over = 0, Counter[int](), False
+
+        def tick() -> None:
+            nonlocal iteration
+            iteration += 1
+            if not over:
+                asyncio.get_running_loop().call_soon(tick)
+
+        last = threading.Event()
+
+        async def episode(number: int) -> None:
+            await threads.run(last.set if number == 999 else lambda: None)
+            woken[iteration] += 1
+
+        running = [asyncio.ensure_future(episode(number)) for number in range(1_000)]
+        await asyncio.sleep(0)
+        last.wait(30)  # the loop stands still until all results are there
+        tick()
+        await asyncio.gather(*running)
+        over = True
+        return woken
+
+    with closing(ChatThreads(1)) as threads:
+        woken = asyncio.run(main(threads))
+    assert woken.total() == 1_000
+    assert max(woken.values()) <= 32
+
+
+def test_a_result_does_not_wait_for_slow_work_behind_it() -> None:
+    async def main(threads: ChatThreads) -> str:
+        gate = threading.Event()
+        quick = asyncio.ensure_future(threads.run(lambda: "here"))
+        slow = asyncio.ensure_future(threads.run(lambda: gate.wait(30)))
+        said = await quick
+        assert not slow.done()
+        gate.set()
+        assert await slow
+        return said
+
+    with closing(ChatThreads(1)) as threads:
+        assert asyncio.run(main(threads)) == "here"
+
+
+def test_work_that_wants_to_exit_ends_neither_thread_nor_loop() -> None:
+    async def main(threads: ChatThreads) -> int:
+        with pytest.raises(StrayExit, match="SystemExit: 3"):
+            await threads.run(lambda: sys.exit(3))
+        return await threads.run(lambda: 7)
+
+    with closing(ChatThreads(1)) as threads:
+        assert asyncio.run(main(threads)) == 7
+
+
+def test_a_loop_that_ends_with_work_under_way_does_not_touch_others() -> None:
+    gate, began = threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        began.set()
+        return gate.wait(30)
+
+    async def leaves(threads: ChatThreads) -> None:
+        asyncio.ensure_future(threads.run(slow))  # noqa: RUF006 - nobody waits for it
+        await asyncio.sleep(0)
+        began.wait(30)
+
+    async def stays(threads: ChatThreads) -> int:
+        return await threads.run(lambda: 7)
+
+    with closing(ChatThreads(1)) as threads:
+        asyncio.run(leaves(threads))
+        gate.set()
+        assert asyncio.run(stays(threads)) == 7
+
+
+def test_closed_threads_refuse_new_work_and_finish_what_they_have() -> None:
+    async def main() -> list[bool]:
+        threads, gate = ChatThreads(1), threading.Event()
+        running = [asyncio.ensure_future(threads.run(partial(gate.wait, 30))) for _ in range(3)]
+        await asyncio.sleep(0)
+        threads.close()
+        with pytest.raises(RuntimeError, match="have been closed"):
+            await threads.run(lambda: 7)
+        gate.set()
+        return await asyncio.gather(*running)
+
+    assert asyncio.run(main()) == [True] * 3
+
+
+def test_threads_that_are_forgotten_end() -> None:
+    before = set(threading.enumerate())
+    threads = ChatThreads(2)
+    asyncio.run(asyncio.wait_for(threads.run(lambda: 7), 30))
+    (started,) = set(threading.enumerate()) - before
+    forgotten = weakref.ref(threads)
+    del threads
+    gc.collect()
+    assert forgotten() is None
+    started.join(30)
+    assert not started.is_alive()
