@@ -112,6 +112,7 @@ class Collection:
         self._settings, self._group_size, self._jury = plan.settings, plan.group_size, Jury(plan.filters)
         self._watch, self._emit, self._asked = plan.watch, emit, len(plan.episodes)
         self.gate = Gate(plan.episodes, plan.admission, plan.staleness, plan.policy)
+        self._left = {(episode.task_index, episode.member): episode for episode in plan.episodes}
         self._places: dict[int, _Place] = {}
         self._openings: dict[int, GroupOpening] = {}
         self._requests: set[asyncio.Task[Any]] = set()
@@ -249,7 +250,7 @@ class Collection:
         trajectory = run.trajectory
         trajectory.earlier = tuple(self._earlier.pop((trajectory.task_index, trajectory.member), ()))
         kept = await run.waits.named("the filter accept", self._judged(lambda: self._jury.accepts(trajectory)))
-        self._places[slot].counted = True
+        del self._left[trajectory.task_index, trajectory.member]
         group = self._groups[trajectory.task_index]
         group.ended += 1
         before, dropped = self._emitted, False
@@ -343,27 +344,25 @@ class Collection:
 
     def _sweep(self) -> None:
         """Emit what has not been: what runs and what has not begun, as cancelled; groups that are not whole."""
-        for place in self._places.values():
-            if place.run is None:
-                self._hand_over(self._never_run(place.plan))
-            elif not place.counted:
-                place.run.cancel()
-                made = place.run.trajectory
-                made.earlier = made.earlier or tuple(self._earlier[made.task_index, made.member])
+        self.gate.close()
+        for run in [place.run for place in self._places.values() if place.run is not None]:
+            made = run.trajectory
+            key = made.task_index, made.member
+            if self._left.pop(key, None) is not None:
+                run.cancel()
+                made.earlier = made.earlier or tuple(self._earlier[key])
                 self._hand_over(made)
-        for group in self._groups.values():
-            for trajectory in group.kept if self._jury.judges_groups else ():
+        if self._jury.judges_groups:
+            for trajectory in [trajectory for group in self._groups.values() for trajectory in group.kept]:
                 self._hand_over(trajectory)
-        for plan in self.gate.close():
-            self._hand_over(self._never_run(plan))
-        for left in (self._places, self._groups, self._openings):
+        settings = self._settings
+        for key, plan in self._left.items():
+            never = Trajectory(settings.env_id, plan.task.id, plan.task_index, plan.member, settings.seed)
+            never.stop_reason, never.evaluation = StopReason.CANCELLED, settings.evaluation
+            never.earlier = tuple(self._earlier[key])
+            self._hand_over(never)
+        for left in (self._left, self._places, self._groups, self._openings):
             left.clear()
-
-    def _never_run(self, plan: EpisodePlan) -> Trajectory:
-        made = Trajectory(self._settings.env_id, plan.task.id, plan.task_index, plan.member, self._settings.seed)
-        made.stop_reason, made.evaluation = StopReason.CANCELLED, self._settings.evaluation
-        made.earlier = tuple(self._earlier[plan.task_index, plan.member])
-        return made
 
     async def _end(self, tasks: Sequence["asyncio.Task[Any]"]) -> None:
         """Cancel tasks of our own and wait for their ends, however often we are cancelled ourselves meanwhile."""

@@ -19,8 +19,10 @@ _CLOSING = 0.2  # seconds
 
 
 class CollectionFailed(ToolgymError):
-    """A collection was ended: by the first failure, as `Recovery` says, by a filter that raised or took too long, by
-    weights that nobody updates, or by a policy that does not tell their version any more.
+    """A collection was ended before its time.
+
+    By the first failure, as `Recovery` says; by a filter that raised or took too long; by weights that nobody updates,
+    or a policy that does not tell their version any more.
 
     Attributes:
         failure: of the trajectory that ended it; None where it was none.

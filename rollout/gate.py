@@ -41,11 +41,6 @@ class Gate:
         self.since = self._last_end = time.monotonic()
 
     @property
-    def plans_left(self) -> int:
-        """Episodes that have not begun."""
-        return len(self._plans)
-
-    @property
     def waiting(self) -> list[int]:
         """The slots that wait here. May be asked from any thread."""
         return [slot for slot, _ in list(self._slots)]  # the copy is one act, which nobody comes between
@@ -102,12 +97,10 @@ class Gate:
         self._dropped += dropped_group
         self._last_end = time.monotonic()
 
-    def close(self) -> list[EpisodePlan]:
-        """Let nobody in any more. Returns the episodes that have not begun."""
-        left = list(self._plans)
+    def close(self) -> None:
+        """Let nobody in any more."""
         self._plans.clear()
         self.release()
-        return left
 
     def release(self) -> None:
         """Let slots in, as far as admission allows now."""
