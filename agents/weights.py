@@ -63,11 +63,9 @@ class WeightLayout:
         if not folder.is_dir():
             raise ConfigurationError(f"no model folder at {folder}: give one that holds config.json and safetensors")
         config = read_json(folder / "config.json")
-        for key in sorted((self._config.keys() & config.keys()) - _IDLE):
-            if config[key] != self._config[key]:
-                raise ConfigurationError(
-                    f"{folder} is another model: {key} is {config[key]!r}, the running model's {self._config[key]!r}"
-                )
+        if other := _other(self._config, config):
+            key, ours, theirs = other
+            raise ConfigurationError(f"{folder} is another model: {key} is {theirs!r}, the running model's {ours!r}")
         if missing := [key for key in ("architectures", "model_type") if key in self._config and key not in config]:
             raise ConfigurationError(f"{folder}/config.json does not say its {missing[0]}")
         self.check_tensors(folder)
@@ -102,6 +100,17 @@ class WeightLayout:
         tensor = read(name)
         alike = [key for key, known in self._tensors.items() if known.shape == tuple(tensor.shape) and key in files]
         return any(torch.equal(tensor, read(key)) for key in alike)
+
+
+def _other(ours: Mapping[str, Any], theirs: Mapping[str, Any], within: str = "") -> tuple[str, Any, Any] | None:
+    """The first entry on which two configurations differ; what only one of them says is a default of the other's."""
+    for key in sorted((ours.keys() & theirs.keys()) - _IDLE):
+        if isinstance(ours[key], dict) and isinstance(theirs[key], dict):
+            if found := _other(ours[key], theirs[key], f"{within}{key}."):
+                return found
+        elif ours[key] != theirs[key]:
+            return f"{within}{key}", ours[key], theirs[key]
+    return None
 
 
 @contextlib.contextmanager
@@ -139,8 +148,14 @@ def _write(tensors: Mapping[Any, Any], folder: Path) -> None:
         raise ConfigurationError(f"expected torch tensors, actual {type(tensors[wrong[0]]).__name__} for {wrong[0]!r}")
     if odd := [name for name in tensors if not isinstance(name, str)]:
         raise ConfigurationError(f"expected the names of tensors as str, actual {odd[0]!r}")
-    # One copy of each, on the CPU: the file format refuses memory that is shared.
-    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    own: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().to("cpu").contiguous()
+        if flat.untyped_storage().data_ptr() in seen:
+            flat = flat.clone()  # the file format refuses memory that is shared, as that of tied weights is
+        seen.add(flat.untyped_storage().data_ptr())
+        own[name] = flat
     try:
         save_file(own, folder / "model.safetensors")
     except OSError as error:
