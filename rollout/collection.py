@@ -56,7 +56,6 @@ class _Place:
 
     plan: EpisodePlan
     run: EpisodeRun | None = None  # once the environment is ready
-    counted: bool = False  # handed over, or kept with its group
     since: float = field(default_factory=time.monotonic)
 
 
