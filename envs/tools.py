@@ -4,9 +4,10 @@ import copy
 import functools
 import inspect
 import typing
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import docstring_parser
 import pydantic
@@ -82,6 +83,19 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
+class _Definition(NamedTuple):
+    """What a method shows as a tool, whichever object it is bound to."""
+
+    description: str
+    schema: dict[str, Any]
+    parameters: dict[str, inspect.Parameter]
+    model: type[pydantic.BaseModel]
+
+
+# Thousands of slots have the same methods: their models take milliseconds and hundreds of objects each to build.
+_KNOWN: "weakref.WeakKeyDictionary[Callable[..., Any], dict[ToolOptions, _Definition]]" = weakref.WeakKeyDictionary()
+
+
 class Tool:
     """One tool: its schema for the model, the check of arguments, and the function behind it.
 
@@ -105,11 +119,18 @@ class Tool:
         self.is_async = inspect.iscoroutinefunction(inner)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise ConfigurationError(f"tool {self.name!r} is a generator: return what it finds as one value")
+        known = _KNOWN.setdefault(inner, {}) if inspect.ismethod(function) else {}
+        same = known.get(self.options)
+        if same is not None:
+            self.description, self.schema = same.description, same.schema
+            self._parameters, self._model = same.parameters, same.model
+            return
         doc = docstring_parser.parse(inspect.getdoc(inner) or "")
         self.description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
         self._parameters = self._checked_parameters(function)
         self._model = self._build_model({p.arg_name: p.description or "" for p in doc.params})
         self.schema = self._build_schema()
+        known[self.options] = _Definition(self.description, self.schema, self._parameters, self._model)
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments checked and coerced to the types of the hints.
