@@ -286,8 +286,11 @@ PROGRAM = """
         torn.append(trajectory.id)
         if WHERE != "tools" and len(torn) == 1:
             say("READY")
-            for _ in range(int(WHERE == "twice") * 10_000 or 20):
-                time.sleep(0.02)
+            while envs._holder is not None:  # until the interrupt has ended the collection
+                time.sleep(0.01)
+            while WHERE == "twice":
+                say("HEARD")
+                time.sleep(600)
         torn.pop()
         told.append(trajectory.id)
 
@@ -334,14 +337,8 @@ def _interrupted(where: str, tmp_path: Path, times: int = 1) -> dict[str, str]:
             assert process.stdout.readline() == "READY\n"
             process.send_signal(signal.SIGINT)
             if times == 2:
+                assert process.stdout.readline() == "HEARD\n"
                 process.send_signal(signal.SIGINT)
-                while True:  # two that are pending at once may be seen as one
-                    try:
-                        process.wait(0.5)
-                    except subprocess.TimeoutExpired:
-                        process.send_signal(signal.SIGINT)
-                        break
-                    break
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
