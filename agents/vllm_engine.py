@@ -94,7 +94,7 @@ async def start(model: str, watch: LoadWatch, *, seeds: bool, **options: Any) ->
         ConfigurationError: no vLLM, or options that vLLM or its CPU engine refuse.
     """
     with _environment():
-        engine = _make(model, watch, seeds, options)
+        engine = await _make(model, watch, seeds, options)
     try:
         await asyncio.sleep(0)  # whoever waits may have been interrupted meanwhile: then this raises
     except asyncio.CancelledError:
@@ -126,7 +126,8 @@ def _environment() -> Iterator[None]:
             os.environ["LD_PRELOAD"] = before
 
 
-def _make(model: str, watch: LoadWatch, seeds: bool, options: Mapping[str, Any]) -> Any:
+async def _make(model: str, watch: LoadWatch, seeds: bool, options: Mapping[str, Any]) -> Any:
+    # A coroutine, so that frames which vLLM keeps do not reach the caller's, and the engine with it, for ever.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM's own imports

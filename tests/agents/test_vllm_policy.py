@@ -178,5 +178,6 @@ def test_an_engine_that_dies_is_a_policy_failure_and_leaves_nothing(engine: VLLM
         ask(policy, SampleRequest(prompt(chat), 1))
     psutil.wait_procs(mine, timeout=20)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= others
-    assert set(threading.enumerate()) <= threads
+    # The chat format keeps its own threads, which may be new if this test runs by itself.
+    assert {thread for thread in threading.enumerate() if not thread.name.startswith("toolgym chat")} <= threads
     assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
