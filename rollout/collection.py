@@ -17,6 +17,7 @@ from toolgym.envs.waiting import described, take_outcome
 from toolgym.rollout.admission import Admission, Staleness
 from toolgym.rollout.episode import EpisodePlan, EpisodeRun, EpisodeSettings
 from toolgym.rollout.filters import CollectionFailed, Filters, Jury
+from toolgym.rollout.garbage import Sweeper, held_off
 from toolgym.rollout.gate import Gate
 from toolgym.rollout.groups import Group
 from toolgym.rollout.openings import GroupOpening
@@ -131,7 +132,7 @@ class Collection:
             ToolgymError: somebody else uses the slots.
         """
         self._task = asyncio.current_task()
-        with self._slots.held("a collection"):
+        with self._slots.held("a collection"), held_off(self._slots.num_envs):
             heart = Heartbeat(threading.get_ident())
             watchdog = Watchdog(self._watch, self.waiting, heart)
             tending = asyncio.create_task(self._tend(heart))
@@ -330,10 +331,12 @@ class Collection:
 
     async def _tend(self, heart: Heartbeat) -> None:
         """Show that the loop moves, and look after what changes without a word: load, versions, readers."""
+        sweeper = Sweeper()
 
         async def tend() -> None:
             while not self._finished:
                 heart.beat()
+                sweeper.sweep()
                 self._admit()
                 if self.gate.forsaken:
                     self._end_all(CollectionFailed(f"nobody updates the weights: waited for {self.gate.reason}"))

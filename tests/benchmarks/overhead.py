@@ -18,7 +18,7 @@ from simulated import SimulatedEngine, WaitingEnv, Workload
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, Policy, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
-from toolgym.envs import Episode, Score, Task, ToolMessage, ToolVectorEnv
+from toolgym.envs import Task, ToolMessage, ToolVectorEnv
 from toolgym.envs.catalog.ledger import LedgerEnv, solve
 from toolgym.rollout.collector import Collector
 from toolgym.rollout.limits import Limits
@@ -55,7 +55,7 @@ class Replay:
 
 
 class SlowReplay(Replay):
-    """Answers from the table after 0.1 to 2 s, drawn by seed; counts who is waiting."""
+    """Answers from the table after 2 to 18 s, drawn by seed; counts who is waiting."""
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
@@ -67,7 +67,7 @@ class SlowReplay(Replay):
         self.waiting += 1
         self.begun += request.turn == 0
         try:
-            await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+            await asyncio.sleep(self._rng.uniform(2.0, 18.0))
         finally:
             self.waiting -= 1
         self.answered += 1
@@ -83,16 +83,6 @@ class _Recorder:
         assert request.task is not None
         self.table[request.task.id, request.turn] = said
         return said
-
-
-class CoroutineLedgerEnv(LedgerEnv):
-    """Ledger without threads: its hooks are coroutines."""
-
-    async def setup(self, task: Task) -> None:  # type: ignore[override]
-        super().setup(task)
-
-    async def score(self, episode: Episode) -> Score:  # type: ignore[override]
-        return super().score(episode)
 
 
 def ledger_script(chat: ChatFormat) -> Policy:
@@ -115,8 +105,6 @@ def figures() -> list[Figure]:
             spent, alone = cpu_of_turns(LedgerEnv, chat, slots, episodes)
             what = f"CPU a turn, {slots:,} in flight, {name}"
             rows.append(Figure(what, f"{spent:.2f} ms, of that the chat format {alone:.2f} ms", "0.3 ms"))
-        spent, _ = cpu_of_turns(CoroutineLedgerEnv, chat, 64, 1_024)
-        rows.append(Figure("the same, 64 in flight, hooks as coroutines", f"{spent:.2f} ms", "0.3 ms"))
     return [*rows, *loop_delay(), *memory()]
 
 
@@ -192,7 +180,7 @@ class Heartbeat:
 def loop_delay() -> list[Figure]:
     """With 10,000 episodes in flight, for half a minute from their start on."""
     chat = real_format()
-    envs = ToolVectorEnv.of(CoroutineLedgerEnv, num_envs=_FLOOD)
+    envs = ToolVectorEnv.of(LedgerEnv, num_envs=_FLOOD)
     tasks = envs.tasks.take(_TASKS)
     policy = SlowReplay(record(envs, chat, ledger_script(chat), tasks))
     collector = Collector(envs, policy, chat, LIMITS, env_id="bench")
