@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from toolgym.agents.chat import check_model_folder
-from toolgym.agents.gate import Gate
+from toolgym.agents.engine_gate import EngineGate
 from toolgym.agents.policy import Completion, EngineLoad, FinishReason, InFlight, PolicyFailure, SampleRequest
 from toolgym.agents.vllm_engine import LoadWatch, check_length, start, stop
 from toolgym.agents.vllm_weights import EngineWeights
@@ -60,7 +60,7 @@ class VLLMPolicy:
         self.model = check_model_folder(model)
         check_length(self.model, max_model_len)
         self._seeds, self._patience = seeds, update_timeout
-        self._gate, self._watch = Gate(), LoadWatch()
+        self._gate, self._watch = EngineGate(), LoadWatch()
         self._weights = EngineWeights(self.model, self._gate, loadable="worker_extension_cls" not in engine)
         self._loop = LoopThread("toolgym vllm")
         # In a box, so that closing leaves no reference: vLLM's own __del__ fails while the interpreter shuts down.

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, get_args
 
-from toolgym.agents.gate import Gate
+from toolgym.agents.engine_gate import EngineGate
 from toolgym.agents.policy import InFlight, PolicyFailure
 from toolgym.agents.vllm_engine import answered, seen_through
 from toolgym.agents.weights import WeightLayout, as_folder
@@ -29,7 +29,7 @@ class EngineWeights:
             it anywhere within.
     """
 
-    def __init__(self, model: Path, gate: Gate, *, loadable: bool) -> None:
+    def __init__(self, model: Path, gate: EngineGate, *, loadable: bool) -> None:
         self.version = 0
         self._gate, self._loadable = gate, loadable
         self._one_at_a_time = asyncio.Lock()

@@ -26,16 +26,15 @@ from toolgym.rollout.trajectory import SegmentKind, Trajectory
 
 NOTES = """\
 CPU a turn: user and system time of all threads, in episodes of Ledger (5 turns on average, about 23 tokens sampled in
-each) whose completions are taken from a table. It holds the chat format's work (named alone), two changes of thread for
-it, asyncio's tasks and time-outs, and in Ledger a thread each for `setup` and `score` of every episode (a row is
-without). With thousands in flight about half of it is Python's cyclic garbage collector, which goes through all that
-lives, again and again while it grows; each full pass stops everything, the loop too. Delay of the loop: a heartbeat
-every 5 ms on the loop of the environments, each beat measured from when it should have run, also those that were missed
-meanwhile; 10,000 slots from their start on, and a policy that answers after 0.1 to 2 s, which is to say 9,500 turns a
-second if the CPU could do them. It cannot: what it cannot do waits, and the loop shares the interpreter's lock with the
-threads that render and tokenise. Bytes a token: the arrays alone, and beside it all that stays in memory for a finished
-trajectory, as tracemalloc sees it: messages, turns, segments, and what numpy and Python need for each object; it weighs
-the more the shorter the trajectory is."""
+each) whose completions are taken from a table. A quarter of it is the chat format (named alone); the rest is spread
+thin: a change of thread there and back for each of parse and extend, a task and a time-out for the policy and for the
+tool, the check of arguments by pydantic, the record's own checks, seeds, garbage collection. Beyond 64 slots it grows
+by what caches no longer hold. Delay of the loop: a heartbeat every 5 ms on the loop of the environments, each beat
+measured from when it should have run, also those that were missed meanwhile; 10,000 slots from their start on, and a
+policy that answers after 2 to 18 s. What is over the goal comes from the start, when all episodes open, and from passes
+of Python's garbage collector over what is young; full ones are held off (with them p99 was 1.3 s). Bytes a token: the
+arrays alone, and beside it all that stays in memory for a finished trajectory, as tracemalloc sees it: messages, turns,
+segments, and what numpy and Python need for each object; it weighs the more the shorter the trajectory is."""
 LIMITS = Limits(max_trajectory_tokens=16_384, max_completion_tokens=1_024)
 _TASKS = 64  # different ones; they are repeated
 _FLOOD, _SECONDS, _BEAT = 10_000, 30.0, 0.005

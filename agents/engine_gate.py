@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from toolgym.envs.waiting import within
 
 
-class Gate:
+class EngineGate:
     """Belongs to one event loop; its counts may be read from any thread.
 
     Attributes:

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from toolgym.agents.gate import Gate
+from toolgym.agents.engine_gate import EngineGate
 from toolgym.envs.waiting import Overdue
 
 
 def test_what_comes_after_the_gate_has_closed_waits_until_it_opens() -> None:
     async def main() -> list[str]:
-        gate, told = Gate(), list[str]()
+        gate, told = EngineGate(), list[str]()
         leave = asyncio.Event()
 
         async def pass_through(who: str) -> None:
@@ -38,7 +38,7 @@ def test_what_comes_after_the_gate_has_closed_waits_until_it_opens() -> None:
 
 def test_a_gate_that_opens_and_closes_at_once_lets_nobody_slip_in() -> None:
     async def main() -> None:
-        gate = Gate()
+        gate = EngineGate()
         gate.close()
 
         async def pass_through() -> None:
@@ -61,7 +61,7 @@ def test_a_gate_that_opens_and_closes_at_once_lets_nobody_slip_in() -> None:
 
 def test_waiting_ends_in_time_or_when_it_is_cancelled_and_counts_no_more() -> None:
     async def main() -> None:
-        gate = Gate()
+        gate = EngineGate()
         gate.close()
 
         async def pass_through(seconds: float) -> None:
@@ -82,7 +82,7 @@ def test_waiting_ends_in_time_or_when_it_is_cancelled_and_counts_no_more() -> No
 
 def test_who_fails_inside_leaves_all_the_same() -> None:
     async def main() -> None:
-        gate = Gate()
+        gate = EngineGate()
         with pytest.raises(ZeroDivisionError):
             async with gate.passing(1, 1.0):
                 raise ZeroDivisionError
