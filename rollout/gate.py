@@ -58,9 +58,8 @@ class Gate:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and (plan := future.result()) is not None:
                 self.put_back(plan)
-            raise
-        finally:
             self._slots = deque(entry for entry in self._slots if entry[1] is not future)
+            raise
 
     def ready(self) -> EpisodePlan | None:
         """The next episode, if one may begin right now."""

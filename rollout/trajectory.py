@@ -17,6 +17,7 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 NO_VERSION = -1
+_LARGEST_ID = 2**31 - 1
 NOT_TRAINED = -100  # the label that losses leave out
 
 
@@ -388,6 +389,7 @@ def _checked_ids(ids: Sequence[int] | Ints, kind: SegmentKind) -> Ints:
         raise AlignmentError(f"expected {kind} ids as a flat sequence of ints, actual {values.dtype} of {values.shape}")
     if len(values) == 0 and kind is not SegmentKind.OBSERVATION:
         raise AlignmentError(f"expected at least one token in a {kind}, actual none")
-    if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
+    wide = values.dtype != np.int32  # what is not wide cannot be too large
+    if len(values) and (values.min() < 0 or (wide and values.max() > _LARGEST_ID)):
         raise AlignmentError(f"{kind} ids out of range: {values.min()} to {values.max()}")
-    return values.astype(np.int32)
+    return values.astype(np.int32, copy=False)  # the columns copy it
