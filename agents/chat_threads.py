@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from toolgym.envs.waiting import tame
+from toolgym.envs.waiting import Overdue, tame
 
 _T = TypeVar("_T")
 _MOST = 4  # tokenising releases the interpreter's lock, the rest does not: more threads would only wait for it
@@ -34,18 +34,26 @@ class ChatThreads:
         self._count = threads or min(_MOST, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="toolgym chat")
         self._finalizer = weakref.finalize(self, self._pool.shutdown, wait=False)
+        self._process = os.getpid()
         self._waiting: deque[_Work] = deque()
         self._awake = 0  # threads that look for work
         self._lock = threading.Lock()
         self._returns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Returns] = weakref.WeakKeyDictionary()
 
-    async def run(self, work: Callable[[], _T]) -> _T:
+    async def run(self, work: Callable[[], _T], timeout: float | None = None) -> _T:
         """What ``work`` returns or raises, run in one of the threads. If this is cancelled before, it is not run.
 
+        Args:
+            work: what is to be done.
+            timeout: seconds to wait; None: as long as it takes. Work that has begun cannot be stopped.
+
         Raises:
+            Overdue: the time was up.
             StrayExit: the work raised SystemExit or its like.
-            RuntimeError: the threads have been closed.
+            RuntimeError: the threads have been closed, or are those of the process of which this one is a fork.
         """
+        if self._process != os.getpid():
+            raise RuntimeError("the threads of a chat format do not live in a forked process: make a new one there")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         with self._lock:
@@ -58,7 +66,13 @@ class ChatThreads:
                 self._pool.submit(self._work_off)
                 self._awake += 1
             self._waiting.append(_Work(work, future, returns))
-        return await future
+        if timeout is None:
+            return await future
+        timer = loop.call_later(timeout, _expire, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """End the threads when they are done. May be called again."""
@@ -72,9 +86,14 @@ class ChatThreads:
                     self._awake -= 1
                     return
                 work = self._waiting.popleft()
-            if not work.future.cancelled():
+            if not work.future.done():  # cancelled, or overdue
                 work.returns.add(_outcome(work))
             del work  # or it would be kept until the next one comes
+
+
+def _expire(future: "asyncio.Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(Overdue())
 
 
 class _Work(NamedTuple):

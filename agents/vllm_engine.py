@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Awaitable, Iterator, Mapping
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,6 +114,8 @@ def _environment() -> Iterator[None]:
     missing = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     before = os.environ.get("LD_PRELOAD")  # vLLM's CPU platform sets it for its child
     os.environ.update(missing)
+    # Begun before: beginning it, for the first process, would take the signal's blocking back.
+    resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from toolgym.envs.errors import ToolgymError
@@ -32,6 +32,11 @@ class LoopThread:
     def closing(self) -> bool:
         """Whether it is closed, or about to be: what runs on it is cancelled."""
         return self._closed
+
+    def call_soon(self, act: Callable[[], object]) -> None:
+        """Call something on the loop, from any thread; nothing if the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act)
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
         """Start a coroutine on the loop. Cancelling the future cancels it.

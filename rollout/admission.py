@@ -13,9 +13,11 @@ class Admission:
     Attributes:
         max_in_flight: episodes at once, all groups together; None: as many as there are slots.
         max_kv_usage: share of the engine's KV cache, above which no further episode begins; those that run are left
-            alone. Counts where the policy tells of its load (`LoadReporting`). What an engine cannot hold it throws
-            out and computes again, so that more in flight would be slower.
+            alone. Counts where the policy tells of its load (`LoadReporting`); there, no more begin between two looks
+            at it than are under way, and 8 at least, so that it is seen before it is too much. What an engine cannot
+            hold it throws out and computes again, so that more in flight would be slower.
         max_waiting: requests that wait in the engine for a place, above which no further episode begins; None: any.
+            It takes a policy that tells of its load.
         max_unread: finished trajectories that nobody has read yet, above which no further episode begins.
         weights_timeout: seconds for which a collection waits for newer weights (see `Collector.batches`) with nothing
             else to do, before it gives up.
@@ -44,7 +46,7 @@ class Admission:
         if isinstance(usage, bool) or not isinstance(usage, int | float) or not 0 < usage <= 1:
             raise ConfigurationError(f"expected Admission.max_kv_usage in (0, 1], actual {usage!r}")
 
-    def refusal(self, state: "InFlight") -> str | None:
+    def refusal(self, state: "Underway") -> str | None:
         """Why no further episode may begin now; None if one may. One always may where none is under way."""
         if state.unread >= self.max_unread:
             return f"{state.unread} finished trajectories that nobody has read"
@@ -60,7 +62,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class Underway:
     """What is under way.
 
     Attributes:
@@ -86,7 +88,7 @@ class Staleness:
     are at most ``(v - first + bound + 1) * batch`` (the bound of AReaL, arXiv 2505.24298, section 5): then p // batch
     is at most ``v - first + bound``, whatever is rejected later, and the group is at most ``bound`` versions old.
     Failed members stay in their groups, and one that is begun anew only gets younger weights: neither changes p.
-    Nothing that has been sampled is ever thrown away for its age.
+    Nothing that has been sampled is ever thrown away for its age. Versions are counted, so they are to go up by one.
 
     Attributes:
         bound: versions, 0 or more. 0: every group begins with the very weights that are trained on it.

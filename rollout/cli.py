@@ -18,15 +18,14 @@ from toolgym.rollout.limits import Limits
 from toolgym.rollout.options import parse_options
 from toolgym.rollout.prompting import OnBreak
 from toolgym.rollout.recovery import OnFailure, Recovery
-from toolgym.rollout.report import summarize
 from toolgym.rollout.rollouts import RolloutInterrupted
-from toolgym.rollout.running import RunRequest, make_vec, run_all
+from toolgym.rollout.running import RunRequest, make_vec, run_all, show_table
 from toolgym.rollout.sandbox_cli import app as sandbox_app
 from toolgym.rollout.schedules import ScheduleName
 from toolgym.rollout.store import RunFolder
 from toolgym.rollout.template_cli import app as template_app
 from toolgym.rollout.trajectory import Trajectory
-from toolgym.rollout.viewer import TrajectoryView, draw, plain, summary_table
+from toolgym.rollout.viewer import TrajectoryView, draw, plain
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -63,7 +62,7 @@ def run(
     on_failure: Annotated[
         OnFailure, typer.Option(help="A failure of ours: keep it, try the episode again, or end the run.")
     ] = "keep",
-    retries: Annotated[int, typer.Option(help="How often, with --on-failure retry.", min=0)] = 2,
+    retries: Annotated[int | None, typer.Option(help="How often, with --on-failure retry; 2.", min=0)] = None,
     evaluation: Annotated[bool, typer.Option("--evaluation", help="Say so to environments and rewards.")] = False,
     traces: Annotated[Path | None, typer.Option(help="A folder for a JSON file a trajectory, ok-… or fail-….")] = None,
     dump: Annotated[
@@ -85,12 +84,14 @@ def run(
         max_completion_tokens=max_completion_tokens,
         max_observation_tokens=min(1_024, max_trajectory_tokens),
     )
+    if retries is not None and on_failure != "retry":
+        raise ConfigurationError(f"--retries {retries} goes with --on-failure retry, actual {on_failure}")
     settings = {
         "sampling": Sampling(temperature=temperature, top_p=top_p),
         "schedule": schedule,
         "seed": seed,
         "on_break": on_break,
-        "recovery": Recovery(on_failure, retries=retries),
+        "recovery": Recovery(on_failure, retries=2 if retries is None else retries),
         "evaluation": evaluation,
     }
     options = parse_options(env_option or [], "--env-option")
@@ -116,7 +117,7 @@ def show(
     folder = RunFolder.open(path)
     console = Console(record=svg is not None)
     if trajectory is None:
-        console.print(summary_table(summarize(folder.trajectories()), folder.seconds))
+        show_table(folder, console)
     else:
         console.print(TrajectoryView(_find(folder, trajectory), _chat_of(folder, console)))
     if svg is not None:

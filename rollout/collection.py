@@ -102,15 +102,18 @@ class Collection:
     Args:
         plan: what it is made of.
         emit: takes each trajectory that has ended.
+        lost: is told, in another thread, when the event loop is blocked for good: then nothing more comes.
 
     Raises:
         PolicyFailure: the policy does not tell its version, where staleness is bounded.
     """
 
-    def __init__(self, plan: CollectionPlan, emit: Callable[[Ended], None]) -> None:
+    def __init__(
+        self, plan: CollectionPlan, emit: Callable[[Ended], None], lost: Callable[[CollectionFailed], None]
+    ) -> None:
         self._slots, self._policy, self._chat, self._schedule = plan.slots, plan.policy, plan.chat, plan.schedule
         self._settings, self._group_size, self._jury = plan.settings, plan.group_size, Jury(plan.filters)
-        self._watch, self._emit, self._asked = plan.watch, emit, len(plan.episodes)
+        self._watch, self._emit, self._lost, self._asked = plan.watch, emit, lost, len(plan.episodes)
         self.gate = Gate(plan.episodes, plan.admission, plan.staleness, plan.policy)
         self._left = {(episode.task_index, episode.member): episode for episode in plan.episodes}
         self._places: dict[int, _Place] = {}
@@ -134,7 +137,7 @@ class Collection:
         self._task = asyncio.current_task()
         with self._slots.held("a collection"), held_off(self._slots.num_envs):
             heart = Heartbeat(threading.get_ident())
-            watchdog = Watchdog(self._watch, self.waiting, heart)
+            watchdog = Watchdog(self._watch, self.waiting, heart, lambda text: self._lost(CollectionFailed(text)))
             tending = asyncio.create_task(self._tend(heart))
             try:
                 if not self._stopping:
@@ -196,7 +199,8 @@ class Collection:
         place = self._places[slot] = _Place(plan)
         opening = self._openings.get(plan.task_index)
         if opening is None:
-            opening = GroupOpening(self._policy, self._group_size, self._requests)
+            retried = self._settings.recovery.request_retries > 0
+            opening = GroupOpening(self._policy, self._group_size, self._requests, retried=retried)
             self._openings[plan.task_index] = opening
         env = await self._steadily(lambda: self._slots.fresh(slot))
         place.run = EpisodeRun(env, self._chat, self._settings, plan, opening.sample)
@@ -224,7 +228,7 @@ class Collection:
         await run.waits.named("a new environment", self._steadily(lambda: self._slots.renew(slot)))
         earlier.append(trajectory.failure)
         self.gate.put_back(self._places.pop(slot).plan)
-        self._admit()
+        self._admit(self.gate.release)
 
     async def together(self, works: Iterable[Callable[[], Awaitable[Any]]]) -> list[Any]:
         """See `Episodes`."""
@@ -253,7 +257,7 @@ class Collection:
         del self._left[trajectory.task_index, trajectory.member]
         group = self._groups[trajectory.task_index]
         group.ended += 1
-        before, dropped = self._emitted, False
+        dropped = False
         if kept:
             group.kept.append(trajectory)
         if not kept or not self._jury.judges_groups:
@@ -262,12 +266,12 @@ class Collection:
             closing = self._close_group(trajectory.task_index, group)
             dropped = not await run.waits.named("the filter accept_group", closing)
         del self._places[slot]
-        self.gate.ended(self._emitted - before, dropped_group=dropped)
+        self.gate.ended(dropped_group=dropped)
         if trajectory.failure is not None and self._settings.recovery.on_failure == "raise":
             failure = trajectory.failure
             text = f"trajectory {trajectory.id} failed in {failure.where} ({failure.kind}): {failure.message}"
             self._end_all(CollectionFailed(text, failure))
-        self._admit()
+        self._admit(self.gate.release)
 
     async def _close_group(self, index: int, group: _Members) -> bool:
         """Decide about a group whose members have all ended. Returns whether anything is left of it."""
@@ -291,12 +295,13 @@ class Collection:
 
     def _hand_over(self, trajectory: Trajectory, *, rejected: bool = False) -> None:
         self._emitted += 1
+        self.gate.emitted += 1
         self._emit(Ended(trajectory, rejected))
 
-    def _admit(self) -> None:
+    def _admit(self, release: Callable[[], None]) -> None:
         """Let others in, now that something has changed."""
         try:
-            self.gate.release()
+            release()
         except ToolgymError as error:  # the policy does not tell its version any more
             self._break_down(error)
 
@@ -337,7 +342,7 @@ class Collection:
             while not self._finished:
                 heart.beat()
                 sweeper.sweep()
-                self._admit()
+                self._admit(self.gate.look)
                 if self.gate.forsaken:
                     self._end_all(CollectionFailed(f"nobody updates the weights: waited for {self.gate.reason}"))
                 await asyncio.sleep(_TENDING)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.policy import Policy, Sampling
+from toolgym.agents.policy import LoadReporting, Policy, Sampling
 from toolgym.envs.errors import ConfigurationError
 from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
@@ -50,7 +50,9 @@ class Collector:
         on_break: what is done where a prompt cannot be extended exactly, see the chat format's certificate:
             ``"stop"`` ends that episode, ``"split"`` goes on from a new prompt, as another training sample.
         recovery: what is done about failures.
-        admission: how many episodes may be under way.
+        admission: how many episodes may be under way. (With 1,000 slots or more, full passes of Python's garbage
+            collector are held off while they collect, see `toolgym.rollout.garbage`; `gc.disable()` before leaves it
+            alone.)
         filters: which trajectories and groups are kept out of the results.
         evaluation: whether this is for evaluation rather than for training; environments and rewards are told so.
         watch: when a slot counts as stuck, and who hears of it.
@@ -86,6 +88,12 @@ class Collector:
         if self.on_break not in get_args(OnBreak):
             raise ConfigurationError(f"expected on_break as 'stop' or 'split', actual {self.on_break!r}")
         check_count("seed", self.seed, least=0)
+        if self.admission.max_waiting is not None and not isinstance(self.policy, LoadReporting):
+            raise ConfigurationError(
+                f"Admission.max_waiting is {self.admission.max_waiting}, but the policy does not tell of its load: it "
+                "needs a method load() -> EngineLoad"
+            )
+        object.__setattr__(self, "seed", int(self.seed))  # of numpy, it could not be written as JSON
         check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
@@ -100,7 +108,9 @@ class Collector:
         Args:
             tasks: the tasks, or how many to take from the environment's source.
             group_size: how many times each task is run, its first prompt sampled in one request.
-            first_index: index of the first task: collections of one run number their tasks on.
+            first_index: index of the first task: collections of one run number their tasks on. It is also the first
+                one that is taken from the source, whose first task comes behind its last one. The same indices and seed
+                give the same episodes again.
 
         Returns:
             ``len(tasks) * group_size`` trajectories, less those that the filters reject.
@@ -178,7 +188,7 @@ class Collector:
         check_count("first_index", first_index, least=0)
         episodes = [
             EpisodePlan(task, index, member)
-            for index, task in enumerate(take_tasks(self._slots, tasks), start=first_index)
+            for index, task in enumerate(take_tasks(self._slots, tasks, first_index), start=first_index)
             for member in range(group_size)
         ]
         settings = EpisodeSettings(
@@ -279,21 +289,24 @@ def check_time(envs: ToolVectorEnv, limits: Limits) -> None:
         )
 
 
-def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task]) -> Sequence[Task]:
-    """The tasks of a collection: those given, or so many from the environment's source.
+def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task], first: int = 0) -> Sequence[Task]:
+    """The tasks of a collection: those given, or so many from the environment's source, from number ``first`` on.
+
+    Where a source has an end, its first task comes behind its last one.
 
     Raises:
         ConfigurationError: no tasks, or more than the source has.
     """
     if isinstance(tasks, Sequence) and not isinstance(tasks, str):
         if wrong := [task for task in tasks if not isinstance(task, Task)]:
-            raise ConfigurationError(f"expected tasks as Task, actual {wrong[0]!r:.100}")
+            raise ConfigurationError(f"expected tasks as Task(id, prompt), actual {wrong[0]!r:.100}")
         return tasks
     check_count("tasks", tasks, least=0)
     size = envs.tasks.size
     if size is not None and int(tasks) > size:
         raise ConfigurationError(f"expected up to {size} tasks, all that there are; {tasks} were asked for")
-    return envs.tasks.take(int(tasks))
+    numbers = range(first, first + int(tasks))
+    return [envs.tasks.get(number if size is None else number % size) for number in numbers]
 
 
 def check_count(name: str, value: object, *, least: int) -> None:

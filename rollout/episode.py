@@ -17,7 +17,7 @@ from toolgym.envs.errors import EnvironmentFailure, Failure
 from toolgym.envs.messages import AssistantMessage, ToolCall
 from toolgym.envs.tasks import Task
 from toolgym.envs.tool_env import ToolEnv
-from toolgym.envs.waiting import described
+from toolgym.envs.waiting import described, located
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.prompting import OnBreak, Prompting, Stop, same_tokens
 from toolgym.rollout.recovery import Recovery
@@ -27,6 +27,7 @@ from toolgym.rollout.waits import Deadline, Waits
 
 _T = TypeVar("_T")
 Sampler = Callable[[SampleRequest], Awaitable[Completion]]
+_MISMATCH = "token_mismatch"  # as `continued` names it
 _UNFINISHED = "unfinished"  # a call whose step was broken off: by a failure, the episode's time, or from outside
 
 
@@ -150,7 +151,7 @@ class EpisodeRun:
                 return await self._ask(request)
             except PolicyFailure as failure:
                 failed = failure
-                if failure.permanent:
+                if failure.permanent or failure.kind == _MISMATCH:
                     break
             except Deadline:  # the time went by while the policy failed: that is no budget that the model has used up
                 if failed is None:
@@ -167,7 +168,7 @@ class EpisodeRun:
         except (PolicyFailure, Deadline):
             raise
         except Exception as error:  # a policy may raise anything: it is its failure, and of this request alone
-            raise PolicyFailure(described(error), kind="sample_raised") from error
+            raise PolicyFailure(located(error), kind="sample_raised") from error
         if not len(completion.token_ids):
             raise PolicyFailure("the policy broke the answer off before its first token, and did not go on with it")
         return completion
@@ -191,8 +192,7 @@ class EpisodeRun:
     async def _act(self, completion: Completion) -> None:
         prompt = self._prompting.ids
         if completion.prompt_ids is not None and (parted := same_tokens(prompt, completion.prompt_ids)):
-            self._end(StopReason.TOKEN_MISMATCH, Failure("token_mismatch", "sample", parted))
-            return
+            raise PolicyFailure(parted, kind=_MISMATCH)
         sampled = completion.token_ids.tolist()
         said = await self._record(completion, prompt, sampled)
         if completion.finish_reason is FinishReason.ABORT:
@@ -276,6 +276,8 @@ class EpisodeRun:
             "score", "score of the environment", ending, self._limits.step_timeout, scoring=lambda: True
         )
         self._return += reward
+        if self.trajectory.turns:  # the steps sum to the whole
+            self._mark(reward=self.trajectory.turns[-1].reward + reward)
         self._score(reason, info)
 
     def _score(self, reason: StopReason, info: dict[str, Any]) -> None:
@@ -301,7 +303,9 @@ class EpisodeRun:
             await self._guard("score", self._refused(refused))
         except PolicyFailure as failure:
             self.hopeless = failure.permanent
-            self._end(StopReason.POLICY_FAILURE, Failure(failure.kind, "sample", str(failure)))
+            mismatch = failure.kind == _MISMATCH
+            reason = StopReason.TOKEN_MISMATCH if mismatch else StopReason.POLICY_FAILURE
+            self._end(reason, Failure(failure.kind, "sample", str(failure)))
         except EnvironmentFailure as failure:
             self._end(StopReason.ENVIRONMENT_FAILURE, Failure(failure.kind, where, str(failure)))
         except Exception as error:  # noqa: BLE001 - isolation: one bad episode never takes the others with it
@@ -310,8 +314,8 @@ class EpisodeRun:
 
     async def _overdue(self, where: str, what: str) -> None:
         text = f"the episode's time of {self._limits.episode_timeout:g} s was up while it waited for {what}"
-        if not self._env.running:  # it has not begun
-            raise EnvironmentFailure(text, kind=f"{where}_timeout")
+        if where == "reset":  # it has not begun
+            raise EnvironmentFailure(text, kind="reset_timeout")
         if not self.trajectory.turns:  # nothing of the model's is there to be scored
             raise PolicyFailure(text)
         self.trajectory.detail = text

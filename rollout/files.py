@@ -38,7 +38,7 @@ def make_folder(path: str | Path, what: str) -> Path:
     Raises:
         ConfigurationError: it cannot be made, or is no path.
     """
-    if not isinstance(path, str | Path):
+    if not isinstance(path, str | Path) or path == "":
         raise ConfigurationError(f"expected the folder of {what} as a path, actual {path!r:.100}")
     try:
         Path(path).mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,8 @@
 Its full passes go through everything that lives, and stop every thread while they do: with 10,000 episodes, more than
 a second each, again and again while they grow. What a collection makes has next to no cycles, so full passes find
 nothing. While one runs, they come once in five minutes instead, and what has survived one is not gone through again.
-This is so for the whole process, and as it was before when the last such collection has ended.
+This is so for the whole process, and as it was before when the last such collection has ended. Where the garbage
+collector is off already, it is left alone.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ _PERIOD = 300.0  # seconds between two full passes
 _NEVER = 2**30  # passes over what is young, before a full one
 _LOCK = threading.Lock()
 _before: list[tuple[int, int, int]] = []  # an entry for each collection that holds the collector off
+_frozen: list[bool] = []  # whether somebody else had frozen what lives, when the first one began
 
 
 @contextlib.contextmanager
@@ -26,8 +28,11 @@ def held_off(slots: int) -> Iterator[None]:
         yield
         return
     with _LOCK:
+        if not _before:
+            _frozen[:] = [gc.get_freeze_count() > 0]
         _before.append(gc.get_threshold())
-        gc.freeze()
+        if not _frozen[0]:
+            gc.freeze()
         gc.set_threshold(*gc.get_threshold()[:2], _NEVER)  # what is young is looked at as before
     try:
         yield
@@ -37,7 +42,8 @@ def held_off(slots: int) -> Iterator[None]:
             _before.pop()
             if not _before:
                 gc.set_threshold(*first)
-                gc.unfreeze()
+                if not _frozen[0]:
+                    gc.unfreeze()
 
 
 class Sweeper:
@@ -50,5 +56,6 @@ class Sweeper:
         """Make one if it is due."""
         if _before and time.monotonic() - self._last > _PERIOD:
             gc.collect()
-            gc.freeze()
+            if not _frozen[0]:
+                gc.freeze()
             self._last = time.monotonic()

@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from toolgym.agents.policy import Policy
-from toolgym.rollout.admission import Admission, InFlight, Staleness
+from toolgym.agents.policy import EngineLoad, Policy
+from toolgym.rollout.admission import Admission, Staleness, Underway
 from toolgym.rollout.episode import EpisodePlan
 from toolgym.rollout.telling import load_of, version_of
+
+_LEAST = 8
 
 
 class Gate:
@@ -34,7 +36,12 @@ class Gate:
         self._policy = policy
         self._first_version = self._version() if staleness is not None else 0
         self._slots: deque[tuple[int, asyncio.Future[EpisodePlan | None]]] = deque()
-        self._episodes = self._groups = self._dropped = self._emitted = 0
+        self._episodes = self._groups = self._dropped = 0
+        self.emitted = 0
+        """Trajectories that were handed to the reader; counted up by the collection."""
+        self._load = load_of(policy)
+        self._allowed = _LEAST  # episodes that may begin before the engine has told of its load again
+        self._stale = False
         self.read = 0
         """Trajectories that were read; counted up by the reader, in whatever thread."""
         self.reason = ""
@@ -72,6 +79,7 @@ class Gate:
             return None
         plan = self._plans.popleft()
         self._episodes += 1
+        self._allowed -= 1
         self._groups = max(self._groups, plan.task_index + 1 - self._first_index)
         return plan
 
@@ -86,19 +94,24 @@ class Gate:
         """Whether nothing runs, and newer weights do not come for longer than is waited for."""
         # Not from the refusal on: while something ran, there was perhaps nothing to train on.
         idle = time.monotonic() - max(self.since, self._last_end)
-        stale = self.reason.startswith("newer weights")
-        return stale and self._episodes == 0 and idle > self._admission.weights_timeout
+        return self._stale and self._episodes == 0 and idle > self._admission.weights_timeout
 
-    def ended(self, emitted: int, *, dropped_group: bool = False) -> None:
-        """An episode has ended, and so many trajectories were handed to the reader. `release` lets others in."""
+    def ended(self, *, dropped_group: bool = False) -> None:
+        """An episode has ended. `release` lets others in."""
         self._episodes -= 1
-        self._emitted += emitted
+        self._allowed += 1  # another one in its place is no more than was there
         self._dropped += dropped_group
         self._last_end = time.monotonic()
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._plans.clear()
+        self.release()
+
+    def look(self) -> None:
+        """Look at the engine's load anew, and let slots in."""
+        self._load = load_of(self._policy)
+        self._allowed = max(_LEAST, self._episodes)
         self.release()
 
     def release(self) -> None:
@@ -113,13 +126,16 @@ class Gate:
             self._slots.popleft()[1].set_result(plan)
 
     def _refusal(self, plan: EpisodePlan) -> str:
+        self._stale = False
         if self._staleness is not None and self._is_new(plan):
             version, held = self._version(), self._groups - self._dropped
-            if not self._staleness.admits(held, version - self._first_version):
+            self._stale = not self._staleness.admits(held, version - self._first_version)
+            if self._stale:
                 return f"newer weights than version {version}, after {held} groups"
-        load = load_of(self._policy)
-        state = InFlight(self._episodes, self._emitted - self.read, load.kv_usage, load.waiting)
-        return self._admission.refusal(state) or ""
+        load = self._load or EngineLoad(None, None, None)
+        state = Underway(self._episodes, self.emitted - self.read, load.kv_usage, load.waiting)
+        refusal = self._admission.refusal(state) or ""
+        return refusal or ("the engine to tell of its load" if self._load and self._allowed <= 0 else "")
 
     def _is_new(self, plan: EpisodePlan) -> bool:
         return plan.task_index - self._first_index >= self._groups

@@ -111,14 +111,30 @@ def group_trajectories(trajectories: Iterable[Trajectory], size: int) -> list[Gr
     return groups
 
 
-def advantages(trajectories: Group | Iterable[Trajectory], estimator: Estimator) -> list[float | None]:
+def flattened(trajectories: Iterable[Trajectory | Group]) -> list[Trajectory]:
+    """Trajectories, those of groups one after another.
+
+    Raises:
+        ConfigurationError: something else is among them.
+    """
+    found: list[Trajectory] = []
+    for entry in trajectories:
+        members = entry.trajectories if isinstance(entry, Group) else (entry,)
+        if wrong := [member for member in members if not isinstance(member, Trajectory)]:
+            raise ConfigurationError(f"expected trajectories or groups of them, actual {wrong[0]!r:.100}")
+        found.extend(members)
+    return found
+
+
+def advantages(trajectories: Group | Iterable[Trajectory | Group], estimator: Estimator) -> list[float | None]:
     """The advantage of each trajectory, by the module's table.
 
     Equal rewards give exactly 0.0, and so does a single one: there is nothing to compare it with. The standard
     deviation of ``"grpo"`` is that of a sample (``ddof=1``), as in TRL and verl; the paper does not say which.
 
     Args:
-        trajectories: a group, or trajectories of one run in any order: each is compared with those of its task index.
+        trajectories: a group, several, or trajectories of one run in any order: each is compared with those of its
+            task index.
         estimator: by name.
 
     Returns:
@@ -128,7 +144,7 @@ def advantages(trajectories: Group | Iterable[Trajectory], estimator: Estimator)
         ConfigurationError: an unknown estimator, or rewards that are not finite, or beyond 1e100.
     """
     _check_estimator(estimator)
-    given = trajectories.trajectories if isinstance(trajectories, Group) else tuple(trajectories)
+    given = flattened([trajectories] if isinstance(trajectories, Group) else trajectories)
     by_index: dict[int, list[int]] = {}
     for place, trajectory in enumerate(given):
         if trajectory.reward is not None:

@@ -37,7 +37,7 @@ class Limits:
         reset_timeout: seconds to begin an episode.
         sample_timeout: seconds for one answer of the policy.
         tool_timeout: seconds for one tool call, whatever the tool itself says, if that is longer; None: the tool's own.
-        step_timeout: seconds for all tool calls of one turn, scoring included.
+        step_timeout: seconds for all tool calls of one turn, scoring included; and for the chat format's work of it.
         episode_timeout: seconds that an episode may spend waiting for its policy, its environment and its tools. It
             is scored as it is then; without a single answer of the policy it is the policy's failure.
 

@@ -1,17 +1,20 @@
 """`Prompting`: the prompt of one episode as it grows, and what still fits into it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from toolgym.agents.chat import ChatFormat, TemplateRefused
+from toolgym.envs.errors import EnvironmentFailure
 from toolgym.envs.messages import AssistantMessage, Message, ToolMessage
+from toolgym.envs.waiting import Overdue
 from toolgym.rollout.limits import Limits
 from toolgym.rollout.observations import CUT_AWAY, cut_away, fit
 from toolgym.rollout.trajectory import Ints, SegmentKind, StopReason, Trajectory
 
+_T = TypeVar("_T")
 OnBreak = Literal["stop", "split"]
 _WRAPPER = 64  # tokens in which a template wraps one answer, at most
 
@@ -99,7 +102,7 @@ class Prompting:
         Raises:
             TemplateRefused: the template cannot write it.
         """
-        ids = await self._threads.run(lambda: self._chat.open(messages, self._tools))
+        ids = await self._run(lambda: self._chat.open(messages, self._tools))
         if len(ids) + self._least > self._limits.max_trajectory_tokens:
             return StopReason.PROMPT_TOO_LONG
         self._trajectory.append(SegmentKind.PROMPT, ids)
@@ -107,7 +110,7 @@ class Prompting:
 
     async def parse(self, sampled: list[int], prompt: Ints) -> AssistantMessage:
         """The message that was sampled."""
-        return await self._threads.run(lambda: self._chat.parse(sampled, prompt, self._tools))
+        return await self._run(lambda: self._chat.parse(sampled, prompt, self._tools))
 
     async def extend(self, prompt: Ints, sampled: list[int], observation: Sequence[Message]) -> Extension:
         """Make the next prompt out of what the environment said, cut until it fits.
@@ -123,7 +126,7 @@ class Prompting:
 
         room = self._observation_room
         try:
-            fitted = await self._threads.run(lambda: fit(observation, encode, room, self._limits.observation_keep))
+            fitted = await self._run(lambda: fit(observation, encode, room, self._limits.observation_keep))
         except TemplateRefused as refused:
             if self._on_break == "split":
                 return await self._split(observation)
@@ -147,7 +150,7 @@ class Prompting:
             return fit(observation, encode, room, self._limits.observation_keep)
 
         try:
-            found = await self._threads.run(fitted)
+            found = await self._run(fitted)
         except TemplateRefused as refused:
             return Extension(tuple(observation), Stop(StopReason.TEMPLATE_REFUSED, str(refused)))
         if found is None:
@@ -156,6 +159,14 @@ class Prompting:
         self._start = len(self._trajectory)
         self._trajectory.begin_sample(prompt)
         return Extension(shown)
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        """Do the chat format's work in its threads, within the time of a step."""
+        seconds = self._limits.step_timeout
+        try:
+            return await self._threads.run(work, seconds)
+        except Overdue as overdue:
+            raise EnvironmentFailure(f"the chat format took over {seconds:g} s", kind="chat_timeout") from overdue
 
     @property
     def _observation_room(self) -> int:
@@ -179,7 +190,7 @@ class Prompting:
         if self._exact and self._ample(len(sampled), len(cut)):
             return None
         try:
-            delta = await self._threads.run(lambda: self._chat.extend(prompt, sampled, cut, self._tools))
+            delta = await self._run(lambda: self._chat.extend(prompt, sampled, cut, self._tools))
         except TemplateRefused as refused:
             if self._on_break == "stop":
                 return Stop(StopReason.TEMPLATE_REFUSED, str(refused))
@@ -189,7 +200,7 @@ class Prompting:
     async def _doomed_split(self, cut: Sequence[Message]) -> Stop | None:
         whole = (*self._trajectory.messages, *cut)
         try:
-            opened = await self._threads.run(lambda: self._chat.open(whole, self._tools))
+            opened = await self._run(lambda: self._chat.open(whole, self._tools))
         except TemplateRefused as refused:
             return Stop(StopReason.TEMPLATE_REFUSED, str(refused))
         full = len(opened) + self._least > self._limits.max_trajectory_tokens

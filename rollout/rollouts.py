@@ -17,7 +17,7 @@ from toolgym.rollout.groups import Group, group_trajectories
 from toolgym.rollout.interrupts import first_interrupt
 from toolgym.rollout.progress import Progress
 from toolgym.rollout.streams import place
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.trajectory import StopReason, Trajectory
 
 OnTrajectory: TypeAlias = Callable[[Trajectory], Any]
 OnProgress: TypeAlias = Callable[[Progress], Any]
@@ -48,7 +48,10 @@ class Rollout:
 
     @property
     def stats(self) -> dict[str, StatSummary]:
-        """What environments, tools and rewards have noted, by ``rollout/name`` or ``eval-rollout/name``."""
+        """What environments, tools and rewards have noted, by ``rollout/name`` or ``eval-rollout/name``.
+
+        In all of `trajectories`, failed and cancelled ones too; not in rejected ones.
+        """
         return aggregate_stats((t.scope, t.stats) for t in self.trajectories)
 
 
@@ -84,7 +87,7 @@ def rollout(
     group_size: int = 1,
     *,
     first_index: int = 0,
-    on_trajectory: OnTrajectory | Sequence[OnTrajectory] = (),
+    on_trajectory: OnTrajectory | Sequence[OnTrajectory] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Rollout:
     """Collect every task ``group_size`` times.
@@ -94,7 +97,8 @@ def rollout(
         tasks: the tasks, or how many to take from the environment's source.
         group_size: how many times each task is run.
         first_index: index of the first task.
-        on_trajectory: called in this thread with each trajectory that no filter rejects, when it has ended; e.g.
+        on_trajectory: called in this thread with each trajectory when it has ended, but for those that a filter
+            rejects or that are cancelled; e.g.
             ``[RunFolder(...).append, TraceFolder(...).write, DumpFolder(...).write]``.
         on_progress: called with the counts after each trajectory.
 
@@ -104,6 +108,7 @@ def rollout(
         RolloutInterrupted: on Ctrl-C, when what runs has been cancelled and told; it holds what is finished. On a
             second Ctrl-C at once, with what was told until then.
     """
+    _check_collector(collector)
     callbacks = _checked(on_trajectory, on_progress)
     if asynchronous := [c for c in [*callbacks, on_progress] if inspect.iscoroutinefunction(c)]:
         raise ConfigurationError(f"{asynchronous[0]} is a coroutine function: await arollout(...) instead")
@@ -128,7 +133,7 @@ def rollout(
                     raise RolloutFailed(str(error), book.finished()) from error
                 break
     if interrupt.happened:
-        raise RolloutInterrupted(book.finished())
+        raise RolloutInterrupted(book.finished()) from book.raised
     return book.result()
 
 
@@ -138,13 +143,14 @@ async def arollout(
     group_size: int = 1,
     *,
     first_index: int = 0,
-    on_trajectory: OnTrajectory | Sequence[OnTrajectory] = (),
+    on_trajectory: OnTrajectory | Sequence[OnTrajectory] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Rollout:
     """`rollout`, awaited from any event loop. What is called may be coroutine functions.
 
     If the awaiting task is cancelled, what runs is cancelled, too; what has been finished went to ``on_trajectory``.
     """
+    _check_collector(collector)
     stream = collector.start(tasks, group_size, first_index=first_index)
     book = _Book(stream.total, group_size, _checked(on_trajectory, on_progress), on_progress)
     reader = stream.aread()
@@ -169,13 +175,18 @@ class _Book:
         self._callbacks, self._on_progress = list(callbacks), on_progress
         self._raised: tuple[Any, Exception] | None = None
 
+    @property
+    def raised(self) -> Exception | None:
+        """What a function that was called has raised first."""
+        return None if self._raised is None else self._raised[1]
+
     def calls(self, ended: Ended) -> list[tuple[Callable[[Any], Any], Any]]:
         """Note a trajectory. Returns whom to call with what."""
         made, trajectory = self._rollout, ended.trajectory
         made.progress = made.progress.plus(trajectory, rejected=ended.rejected)
         (made.rejected if ended.rejected else made.trajectories).append(trajectory)
         calls: list[tuple[Callable[[Any], Any], Any]] = []
-        if not ended.rejected:
+        if not ended.rejected and trajectory.stop_reason is not StopReason.CANCELLED:
             calls = [(call, trajectory) for call in self._callbacks]
         return [*calls, (self._on_progress, made.progress)] if self._on_progress is not None else calls
 
@@ -205,10 +216,15 @@ class _Book:
         return found
 
 
+def _check_collector(collector: object) -> None:
+    if not isinstance(collector, Collector):
+        raise ConfigurationError(f"expected a Collector(envs, policy, chat, ...), actual {collector!r:.100}")
+
+
 def _checked(
-    callbacks: OnTrajectory | Sequence[OnTrajectory], on_progress: OnProgress | None
+    callbacks: OnTrajectory | Sequence[OnTrajectory] | None, on_progress: OnProgress | None
 ) -> Sequence[OnTrajectory]:
-    found = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    found = callbacks if isinstance(callbacks, Sequence) else [] if callbacks is None else [callbacks]
     if wrong := [entry for entry in found if not callable(entry)]:
         raise ConfigurationError(f"expected on_trajectory as functions, actual {wrong[0]!r:.100}")
     if on_progress is not None and not callable(on_progress):

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from toolgym.rollout.report import summarize
 from toolgym.rollout.rollouts import OnTrajectory, rollout
 from toolgym.rollout.store import RunFolder, check_free
 from toolgym.rollout.traces import TraceFolder
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import Trajectory
 from toolgym.rollout.viewer import plain, summary_table
 
 _RECORDED = 5.0  # seconds between two notes of how long a run has taken
@@ -95,11 +95,13 @@ def run_all(request: RunRequest, console: Console) -> None:
             Collector(vector, policy, chat, request.limits, env_id=name, **request.settings)
             for vector, name in zip(vectors, request.environments, strict=True)
         ]
-        folder = RunFolder.create(request.out, _described(request, collectors, chosen))
+        described = _described(request, collectors, chosen)
+        asked = request.group_size * sum(described["tasks"])
+        folder = RunFolder.create(request.out, {**described, "asked": asked})
         try:
             collect(console, collectors, chosen, folder, group_size=request.group_size, sinks=sinks)
         finally:
-            console.print(summary_table(summarize(folder.trajectories()), folder.seconds))
+            show_table(folder, console)
 
 
 def collect(
@@ -131,12 +133,21 @@ def collect(
                     noted = time.monotonic()
                     folder.record("seconds", {**folder.seconds, name: noted - began})
 
-            kept = [_unless_cancelled(sink) for sink in (keep, *sinks)]
+            told = [keep, *sinks]
             try:
-                rollout(collector, tasks, group_size, first_index=first, on_trajectory=kept, on_progress=show)
+                rollout(collector, tasks, group_size, first_index=first, on_trajectory=told, on_progress=show)
             finally:
                 folder.record("seconds", {**folder.seconds, name: time.monotonic() - began})
         first += len(tasks)
+
+
+def show_table(folder: RunFolder, console: Console) -> None:
+    """Print a run's table, and whether it is the whole of it."""
+    summaries = summarize(folder.trajectories())
+    console.print(summary_table(summaries, folder.seconds))
+    there, asked = sum(summary.trajectories for summary in summaries), folder.info.get("asked")
+    if isinstance(asked, int) and there < asked:
+        console.print(plain(f"{there} of {asked} trajectories: the run has not come to its end", "yellow"))
 
 
 def _sinks(request: RunRequest, chat: ChatFormat) -> list[OnTrajectory]:
@@ -145,18 +156,10 @@ def _sinks(request: RunRequest, chat: ChatFormat) -> list[OnTrajectory]:
         sinks.append(TraceFolder(request.traces).write)
     if request.dump is not None:
         root, experiment, trial = request.dump.parent.parent, request.dump.parent.name, request.dump.name
-        if not experiment or not trial:
+        if len(request.dump.parts) < 3:
             raise ConfigurationError(f"expected --dump FILEROOT/EXPERIMENT/TRIAL, actual {str(request.dump)!r}")
         sinks.append(DumpFolder(root, experiment, trial, chat).write)
     return sinks
-
-
-def _unless_cancelled(sink: OnTrajectory) -> Callable[[Trajectory], None]:
-    def write(trajectory: Trajectory) -> None:
-        if trajectory.stop_reason is not StopReason.CANCELLED:
-            sink(trajectory)
-
-    return write
 
 
 def _progress(console: Console) -> Progress:

@@ -58,11 +58,11 @@ async def lockstep(slots: int, episodes: Episodes) -> None:
     The batch is what may begin at once, and shrinks as its episodes end; the next one begins when all have.
     """
     while (plan := await episodes.next(0)) is not None:
-        runs: dict[int, EpisodeRun] = {}
-        while plan is not None:
-            slot = len(runs)
-            runs[slot] = await episodes.begin(slot, plan)
-            plan = episodes.ready() if len(runs) < slots else None
+        plans = [plan]
+        while len(plans) < slots and (another := episodes.ready()) is not None:
+            plans.append(another)
+        begun = await episodes.together(functools.partial(episodes.begin, k, plan) for k, plan in enumerate(plans))
+        runs: dict[int, EpisodeRun] = dict(enumerate(begun))
         await episodes.together(functools.partial(episodes.play, run, run.open) for run in runs.values())
         await _rounds(episodes, runs)
 
@@ -70,8 +70,8 @@ async def lockstep(slots: int, episodes: Episodes) -> None:
 async def _rounds(episodes: Episodes, active: dict[int, EpisodeRun]) -> None:
     """Play a batch to its end."""
     while True:
-        for slot in [slot for slot, run in active.items() if run.ended]:
-            await episodes.ended(slot, active.pop(slot))
+        over = [slot for slot, run in active.items() if run.ended]
+        await episodes.together([functools.partial(episodes.ended, slot, active.pop(slot)) for slot in over])
         if not active:
             return
         runs = list(active.values())

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from toolgym.envs.errors import ToolgymError
 from toolgym.envs.waiting import take_outcome, tamed
 from toolgym.rollout.collection import Collection, CollectionPlan, Ended
-from toolgym.rollout.trajectory import Trajectory
+from toolgym.rollout.filters import CollectionFailed
+from toolgym.rollout.trajectory import StopReason, Trajectory
 
 _STOPPING = 10.0  # seconds
 
@@ -38,7 +39,7 @@ class Stream:
         then the iterator goes on: it yields what has ended and, as cancelled, all the rest; an interrupt is raised
         behind that.
         """
-        arrived: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[Ended | CollectionFailed | None] = queue.SimpleQueue()
         collection = self._begin(arrived.put)
         interrupted: KeyboardInterrupt | None = None
         try:
@@ -54,6 +55,8 @@ class Stream:
                     continue
                 if ended is None:
                     break
+                if isinstance(ended, CollectionFailed):
+                    raise ended
                 collection.gate.read += 1
                 yield ended
             _raise_outcome(running, interrupted)
@@ -62,14 +65,14 @@ class Stream:
                 self._loop.run(collection.stop(), timeout=_STOPPING)
             except (ToolgymError, TimeoutError):
                 # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
-                collection.abandon()
+                self._loop.call_soon(collection.abandon)
 
     async def aread(self) -> AsyncIterator[Ended]:
         """`read` from any event loop; there an interrupt cancels the task that iterates."""
-        arrived: asyncio.Queue[Ended | None] = asyncio.Queue()
+        arrived: asyncio.Queue[Ended | CollectionFailed | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
 
-        def put(ended: Ended | None) -> None:
+        def put(ended: Ended | CollectionFailed | None) -> None:
             with contextlib.suppress(RuntimeError):  # the reader's loop was closed: nobody reads any more
                 here.call_soon_threadsafe(arrived.put_nowait, ended)
 
@@ -77,6 +80,8 @@ class Stream:
         try:
             running = await self._loop.call(_spawn(collection, lambda: put(None)))
             while (ended := await arrived.get()) is not None:
+                if isinstance(ended, CollectionFailed):
+                    raise ended
                 collection.gate.read += 1
                 yield ended
             _raise_outcome(running, None)
@@ -84,7 +89,7 @@ class Stream:
             try:
                 await asyncio.wait_for(self._loop.call(collection.stop()), _STOPPING)
             except (ToolgymError, TimeoutError):  # the loop is closed or blocked
-                collection.abandon()
+                self._loop.call_soon(collection.abandon)
 
     def cancel(self) -> None:
         """Cancel what runs, from any thread; whoever reads gets all of it, as cancelled. Returns at once.
@@ -96,21 +101,21 @@ class Stream:
             with contextlib.suppress(ToolgymError):  # the loop is closed: then all of it is over
                 self._loop.submit(self._collection.stop())
 
-    def _begin(self, put: Callable[[Ended], None]) -> Collection:
+    def _begin(self, put: Callable[[Ended | CollectionFailed], None]) -> Collection:
         if self._collection is not None:
             raise ToolgymError("a stream is read once: start another one")
-        collection = self._collection = Collection(self.plan, put)
+        collection = self._collection = Collection(self.plan, put, put)
         if self._cancelled:
             collection.abandon()
         return collection
 
 
 def kept(stream: Stream) -> Iterator[Trajectory]:
-    """The trajectories that no filter rejects, when they end."""
+    """The trajectories that no filter rejects, when they end; after an interrupt, those that still have ended."""
     reader = stream.read()
     with contextlib.closing(reader):  # type: ignore[type-var]  # a generator
         for ended in reader:
-            if not ended.rejected:
+            if not ended.rejected and ended.trajectory.stop_reason is not StopReason.CANCELLED:
                 yield ended.trajectory
 
 
@@ -119,7 +124,7 @@ async def akept(stream: Stream) -> AsyncIterator[Trajectory]:
     reader = stream.aread()
     async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
         async for ended in reader:
-            if not ended.rejected:
+            if not ended.rejected and ended.trajectory.stop_reason is not StopReason.CANCELLED:
                 yield ended.trajectory
 
 

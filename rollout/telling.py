@@ -1,8 +1,10 @@
 """What a policy tells of itself, whatever it may raise: the version of its weights, and how busy it is."""
 
+import math
 import operator
+import warnings
 
-from toolgym.agents.policy import EngineLoad, Policy, PolicyFailure
+from toolgym.agents.policy import EngineLoad, LoadReporting, Policy, PolicyFailure
 from toolgym.envs.waiting import described
 
 
@@ -19,13 +21,23 @@ def version_of(policy: Policy) -> int | None:
         raise PolicyFailure(f"the policy told no version: {described(error)}", kind="version_raised") from error
 
 
-def load_of(policy: Policy) -> EngineLoad:
-    """How busy a policy's engine is, as far as it tells.
+def load_of(policy: Policy) -> EngineLoad | None:
+    """How busy a policy's engine is; None where it does not tell.
 
-    One that raises here tells nothing: an engine in trouble says so where it is asked to sample.
+    One that raises here tells nothing, with a warning: an engine in trouble says so where it is asked to sample.
     """
+    if not isinstance(policy, LoadReporting):
+        return None
     try:
-        load = policy.load()  # type: ignore[attr-defined]  # most have none
-    except Exception:  # noqa: BLE001 - see above
-        load = None
-    return load if isinstance(load, EngineLoad) else EngineLoad(None, None, None)
+        load = policy.load()
+    except Exception as error:  # noqa: BLE001 - see above
+        warnings.warn(f"the policy told no load, so none is looked at: {described(error)}", RuntimeWarning, 2)
+        return None
+    if isinstance(load, EngineLoad) and all(_is_number(part) for part in (load.running, load.waiting, load.kv_usage)):
+        return load
+    warnings.warn(f"the policy told no load, so none is looked at: {load!r:.200}", RuntimeWarning, 2)
+    return None
+
+
+def _is_number(part: object) -> bool:
+    return part is None or (isinstance(part, int | float) and math.isfinite(part))

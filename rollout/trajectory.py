@@ -34,7 +34,26 @@ class SegmentKind(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Exactly one for each trajectory; a failure of ours has a `Failure` beside it."""
+    """Why an episode ended. Exactly one for each trajectory; a failure of ours has a `Failure` beside it.
+
+    Attributes:
+        ANSWERED: the model ended it, by a message without tool calls.
+        ENDED_BY_TOOL: a tool that ends episodes succeeded.
+        ENDED_BY_ENVIRONMENT: by a bound of the environment's own, such as ``max_steps``.
+        MAX_TURNS: calls in the last allowed turn, which are not run.
+        MAX_TOOL_CALLS: more calls than are allowed, which are not run.
+        COMPLETION_CUT: a turn reached ``max_completion_tokens``.
+        TRAJECTORY_BUDGET: a turn, or the answers to its calls, did not fit into what is left of the trajectory.
+        OBSERVATION_TOO_LONG: answers do not fit ``max_observation_tokens``, even with all output cut away.
+        PROMPT_TOO_LONG: the first prompt leaves no room for a turn.
+        UNPARSABLE: too many messages in a row in which no call could be parsed.
+        TEMPLATE_REFUSED: the chat format cannot go on exactly; see ``detail``.
+        EPISODE_DEADLINE: the episode's time was up; see ``detail`` for what it waited for.
+        POLICY_FAILURE: the policy failed: without a reward.
+        TOKEN_MISMATCH: the policy was fed other tokens than were recorded: without a reward.
+        ENVIRONMENT_FAILURE: the environment failed: without a reward.
+        CANCELLED: the collection was ended before: without a reward.
+    """
 
     ANSWERED = "answered"
     ENDED_BY_TOOL = "ended_by_tool"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from toolgym.envs.errors import ConfigurationError
 _LOG = logging.getLogger("toolgym.rollout")
 _SHOWN = 8  # slots by name in a log line
 _FRAMES = 16  # of a blocked loop's stack
+_LONGEST = 14_400.0  # seconds, four times the longest between two looks
 _CLOSING = 1.0  # seconds
 
 
@@ -68,22 +70,30 @@ class Stall:
 class Watch:
     """When a slot counts as stuck, and who is told.
 
-    Every wait ends by itself, by the time-outs of `Limits`; this is for finding out why they are reached.
+    Every wait ends by itself, by the time-outs of `Limits`, as long as the event loop of the environments moves; this
+    is for finding out why they are reached. Code that does not await can block the loop, and nothing can stop it.
 
     Attributes:
-        after: seconds in one wait, after which a slot is reported; again after twice that time, and so on.
+        after: seconds in one wait, after which a slot is reported; again after twice that time, and so on. None: never.
+        give_up: seconds for which the loop may be blocked; then whoever reads the collection gets a `CollectionFailed`
+            that names the line.
         on_stall: called with each `Stall`, in the watchdog's thread; None logs it as a warning of ``toolgym.rollout``.
 
     Raises:
         ConfigurationError: a time that is not above zero.
     """
 
-    after: float = 60.0
+    after: float | None = 60.0
     on_stall: Callable[[Stall], None] | None = None
+    give_up: float = 600.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.after, bool) or not isinstance(self.after, int | float) or not self.after > 0:
-            raise ConfigurationError(f"expected Watch.after as seconds above 0, actual {self.after!r}")
+        for name in ("after", "give_up"):
+            value = getattr(self, name)
+            if name == "after" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigurationError(f"expected Watch.{name} as seconds above 0, actual {value!r}")
         if self.on_stall is not None and not callable(self.on_stall):
             raise ConfigurationError(f"expected Watch.on_stall as a function, actual {self.on_stall!r}")
 
@@ -109,10 +119,19 @@ class Watchdog:
         watch: when and to whom to report.
         slots: what each slot waits for now.
         heart: of the event loop.
+        give_up: told once, in words, when the loop is blocked for too long.
     """
 
-    def __init__(self, watch: Watch, slots: Callable[[], Sequence[Waiting]], heart: Heartbeat) -> None:
-        self._watch, self._slots, self._heart = watch, slots, heart
+    def __init__(
+        self,
+        watch: Watch,
+        slots: Callable[[], Sequence[Waiting]],
+        heart: Heartbeat,
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._watch, self._slots, self._heart, self._give_up = watch, slots, heart, give_up
+        self._after = math.inf if watch.after is None else watch.after
+        self._given_up = False
         self._reported: dict[tuple[int, str, int, str], float] = {}
         self._blocked = 0.0
         self._closed = threading.Event()
@@ -137,29 +156,41 @@ class Watchdog:
         for entry in self._slots():
             key = (entry.slot, entry.trajectory, entry.turn, entry.what)
             seen[key] = self._reported.get(key, 0.0)
-            if entry.seconds >= max(self._watch.after, 2 * seen[key]):
+            if entry.seconds >= max(self._after, 2 * seen[key]):
                 seen[key] = entry.seconds
                 due.append(entry)
         self._reported = seen
-        stuck = blocked >= max(self._watch.after, 2 * self._blocked)
-        self._blocked = (blocked if stuck else self._blocked) if blocked >= self._watch.after else 0.0
+        stuck = blocked >= max(self._after, 2 * self._blocked)
+        self._blocked = (blocked if stuck else self._blocked) if blocked >= self._after else 0.0
         if not due and not stuck:
             return None
         due.sort(key=lambda entry: -entry.seconds)
         return Stall(tuple(due), blocked if stuck else 0.0, self._stack() if stuck else "")
 
     def _main(self) -> None:
-        while not self._closed.wait(self._watch.after / 4):
-            stall = self.look()
-            if stall is None:
-                continue
-            if self._watch.on_stall is None:
-                _LOG.warning("%s", stall)
-                continue
+        while not self._closed.wait(min(self._after, self._watch.give_up, _LONGEST) / 4):
             try:
-                self._watch.on_stall(stall)
-            except Exception:  # noqa: BLE001 - somebody else's function: the watch goes on
-                _LOG.exception("on_stall raised; the report was: %s", stall)
+                self._report(self.look())
+                self._see_to_the_loop()
+            except Exception:  # noqa: BLE001 - of ours or of somebody else's function: the watch goes on
+                _LOG.exception("the watchdog could not report")
+
+    def _report(self, stall: Stall | None) -> None:
+        if stall is None:
+            return
+        if self._watch.on_stall is None:
+            _LOG.warning("%s", stall)
+            return
+        try:
+            self._watch.on_stall(stall)
+        except Exception:  # noqa: BLE001 - somebody else's function: the watch goes on
+            _LOG.exception("on_stall raised; the report was: %s", stall)
+
+    def _see_to_the_loop(self) -> None:
+        blocked = time.monotonic() - self._heart.last
+        if not self._given_up and blocked > self._watch.give_up:
+            self._given_up = True
+            self._give_up(str(Stall((), blocked, self._stack())))
 
     def _stack(self) -> str:
         """How the loop's thread got to where it is, from the task on that it runs."""

@@ -18,7 +18,7 @@ from toolgym.agents.policy import Completion, EngineLoad, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError, Task
 from toolgym.rollout import Admission, Collector, Filters, StopReason, rollout
-from toolgym.rollout.admission import InFlight, Staleness
+from toolgym.rollout.admission import Staleness, Underway
 from toolgym.rollout.batches import BatchesFailed
 from toolgym.rollout.episode import EpisodePlan
 from toolgym.rollout.gate import Gate
@@ -329,14 +329,14 @@ def test_a_failing_first_collection_does_not_count_for_the_second(chat: ChatForm
 
 @given(
     st.builds(
-        InFlight,
+        Underway,
         st.integers(0, 5),
         st.integers(0, 5),
         st.none() | st.floats(0, 1),
         st.none() | st.integers(0, 5),
     )
 )
-def test_one_may_begin_where_none_runs_unless_nobody_reads(state: InFlight) -> None:
+def test_one_may_begin_where_none_runs_unless_nobody_reads(state: Underway) -> None:
     strict = Admission(max_in_flight=1, max_kv_usage=1e-6, max_waiting=1, max_unread=3)
     refused = strict.refusal(state)
     if state.unread >= 3:

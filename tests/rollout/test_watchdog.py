@@ -174,7 +174,7 @@ def test_a_function_that_raises_or_hangs_stops_nothing(chat: ChatFormat) -> None
 def test_a_slot_is_reported_again_only_after_twice_the_time() -> None:
     now = Waiting(0, "3.1", 2, "the policy", 1.0)
     slots = [now]
-    watchdog = Watchdog(Watch(1e6), lambda: slots, Heartbeat(0))
+    watchdog = Watchdog(Watch(1e6), lambda: slots, Heartbeat(0), lambda text: None)
     watchdog.close()
     watchdog._watch = Watch(1.0)
     watchdog._heart.last = float("inf")
