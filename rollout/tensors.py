@@ -32,11 +32,8 @@ def tensor_batch(
     Raises:
         ConfigurationError: a padding that is no token id, or torch is not installed.
     """
-    if (
-        isinstance(pad_token_id, bool)
-        or not isinstance(pad_token_id, int | np.integer)
-        or not 0 <= pad_token_id < 2**31
-    ):
+    whole = isinstance(pad_token_id, int | np.integer) and not isinstance(pad_token_id, bool)
+    if not whole or not 0 <= pad_token_id < 2**31:
         raise ConfigurationError(f"expected pad_token_id as an int of 0 or more, actual {pad_token_id!r}")
     try:
         import torch  # noqa: PLC0415 - heavy

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -22,7 +23,7 @@ from toolgym.agents.chat_threads import ChatThreads
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.envs import AssistantMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 from toolgym.envs.catalog.ledger import LedgerEnv
-from toolgym.envs.waiting import StrayExit
+from toolgym.envs.waiting import Overdue, StrayExit
 
 TOOLS = LedgerEnv().tools.schemas
 
@@ -250,3 +251,32 @@ def test_threads_that_are_forgotten_end() -> None:
     assert forgotten() is None
     started.join(30)
     assert not started.is_alive()
+
+
+def test_work_that_takes_too_long_is_not_waited_for() -> None:
+    threads, free = ChatThreads(1), threading.Event()
+
+    async def main() -> None:
+        with pytest.raises(Overdue):
+            await threads.run(free.wait, timeout=0.05)
+        with pytest.raises(Overdue):
+            await threads.run(lambda: None, timeout=0.05)  # behind it
+        free.set()
+        assert await threads.run(lambda: 7, timeout=30.0) == 7
+
+    asyncio.run(main())
+    threads.close()
+
+
+def test_a_forked_process_is_told_that_it_has_no_such_threads() -> None:
+    threads = ChatThreads(2)
+    assert asyncio.run(threads.run(lambda: 7)) == 7
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(threads.run(lambda: 7))
+        except RuntimeError as error:
+            os._exit(0 if "forked process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    threads.close()

@@ -17,7 +17,7 @@ from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, EngineLoad, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError, Task
-from toolgym.rollout import Admission, Collector, Filters, StopReason, rollout
+from toolgym.rollout import Admission, Collector, Filters, Group, StopReason, rollout
 from toolgym.rollout.admission import Staleness, Underway
 from toolgym.rollout.batches import BatchesFailed
 from toolgym.rollout.episode import EpisodePlan
@@ -181,7 +181,7 @@ class Model:
         dropped = len(members) == self.size and not (any(members) and group_kept)
         if dropped:
             self.rejected.add(plan.task_index)
-        self.gate.ended(1, dropped_group=dropped)
+        self.gate.ended(dropped_group=dropped)
 
     def batch(self) -> list[int] | None:
         """The next batch that the trainer would get."""
@@ -313,7 +313,7 @@ def test_the_time_for_new_weights_counts_from_when_nothing_runs_any_more(chat: C
     gate = Gate([EpisodePlan(Task(f"t{k}", ""), k, 0) for k in range(2)], Admission(), Staleness(0, 1), Versions())
     gate.ready(), gate.ready()
     gate.since -= 10_000.0  # refused long ago, while an episode ran
-    gate.ended(1)
+    gate.ended()
     assert not gate.forsaken
 
 
@@ -381,3 +381,61 @@ def test_the_record_says_what_was_cancelled_before_it_began(chat: ChatFormat) ->
         assert (first.task_id, first.member, first.evaluation, first.env_id) == ("t0", 0, True, "EchoEnv")
         assert (second.stop_reason, second.reward, len(second)) == (StopReason.CANCELLED, None, 0)
         assert rollout(collector, 2).progress.finished == 2
+
+
+class Reacting(Gauge):
+    """Tells that all it is asked beyond four waits for a place; answers when it has told so some times."""
+
+    looks = 0
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        self.under_way.add((request.task and request.task.id, request.member))
+        told = self.looks
+        while self.looks < told + 3:  # noqa: ASYNC110 - counted by who looks
+            await asyncio.sleep(0.005)
+        return await super().sample(request)
+
+    def load(self) -> EngineLoad:
+        self.looks += 1
+        now = len(self.under_way)
+        return EngineLoad(min(now, 4), max(0, now - 4), min(1.0, now / 8))
+
+
+@BOTH
+@pytest.mark.parametrize("admission", [Admission(max_waiting=2), Admission(max_kv_usage=0.5)])
+def test_a_first_burst_is_no_more_than_the_engine_can_tell_of(
+    chat: ChatFormat, schedule: Any, admission: Admission
+) -> None:
+    """All slots ask at once, when the engine still tells that it has nothing to do."""
+    envs = vector(64, count=64)
+    policy = Reacting(chat, echo_twice)
+    with nothing_left(envs):
+        found = Collector(envs, policy, chat, schedule=schedule, admission=admission).collect(64)
+    assert all(t.solved for t in found)
+    assert policy.most <= 24, "8 at first, and as many again until it has told"
+
+
+def test_a_bound_on_waiting_requests_wants_a_policy_that_tells_of_them(chat: ChatFormat) -> None:
+    envs = vector(1)
+    with pytest.raises(ConfigurationError, match=r"Admission.max_waiting is 3, but .* does not tell of its load"):
+        Collector(envs, ScriptedPolicy(chat, answer), chat, admission=Admission(max_waiting=3))
+    envs.close()
+
+
+@BOTH
+def test_what_filters_take_their_time_with_is_counted_once(chat: ChatFormat, schedule: Any) -> None:
+    """Else the unread ones would seem to grow until nothing may begin any more."""
+
+    async def accept(group: Group) -> bool:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return True
+
+    envs = vector(16, count=100)
+    admission = Admission(max_unread=32)
+    filters = Filters(accept_group=accept)
+    with nothing_left(envs):
+        collector = Collector(
+            envs, ScriptedPolicy(chat, answer), chat, schedule=schedule, admission=admission, filters=filters
+        )
+        assert len(rollout(collector, 100).trajectories) == 100

@@ -10,14 +10,23 @@ from control import BOTH, ActionEnv, VersionedPolicy, answer, nothing_left, tool
 from helpers import EchoEnv, TroubledPolicy, call, echo_twice, vector
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.policy import PolicyFailure, SampleRequest
+from toolgym.agents.policy import Completion, PolicyFailure, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
-from toolgym.envs import AssistantMessage, ConfigurationError, EnvironmentFailure, Task, ToolgymError, ToolVectorEnv
+from toolgym.envs import (
+    AssistantMessage,
+    ConfigurationError,
+    EnvironmentFailure,
+    RewardFunction,
+    Task,
+    ToolgymError,
+    ToolVectorEnv,
+)
 from toolgym.rollout import (
     Admission,
     CollectionFailed,
     Collector,
     Filters,
+    Limits,
     Recovery,
     RolloutFailed,
     StopReason,
@@ -430,3 +439,53 @@ def test_an_async_stream_that_is_dropped_or_cancelled_leaves_nothing(chat: ChatF
 def test_wrong_numbers_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Recovery(**options)
+
+
+@BOTH
+@pytest.mark.parametrize(("permanent", "retries", "asked"), [(True, 2, [4]), (False, 1, [4, 1, 1, 1, 1])])
+def test_a_groups_first_request_is_made_again_by_the_same_rules(
+    chat: ChatFormat, schedule: Any, permanent: bool, retries: int, asked: list[int]
+) -> None:
+    failure = PolicyFailure("the engine is overloaded", permanent=permanent)
+    envs = vector(4)
+    policy = TroubledPolicy(chat, echo_twice, lambda request: failure if request.turn == 0 else None)
+    recovery = Recovery(request_retries=retries, backoff=0.0)
+    with nothing_left(envs):
+        found = Collector(envs, policy, chat, schedule=schedule, recovery=recovery).collect(1, 4)
+    assert [request.n for request in policy.requests] == asked
+    assert {t.stop_reason for t in found} == {StopReason.POLICY_FAILURE}
+
+
+def test_a_request_that_nobody_waits_for_any_more_is_given_up(chat: ChatFormat) -> None:
+    given_up = 0
+
+    class Wedged(ScriptedPolicy):
+        async def sample(self, request: SampleRequest) -> list[Completion]:
+            nonlocal given_up
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up += request.n == 2
+            return []
+
+    envs = vector(2, count=3)
+    limits, recovery = Limits(sample_timeout=0.05), Recovery(request_retries=0)
+    seen = []
+    with nothing_left(envs):
+        for trajectory in Collector(envs, Wedged(chat, echo_twice), chat, limits, recovery=recovery).stream(3, 2):
+            seen.append((trajectory.task_index, given_up))
+    assert [count for index, count in seen if index == 2] == [3, 3]
+
+
+@BOTH
+@pytest.mark.parametrize("script", [answer, echo_twice, lambda request, member: call()])
+def test_rewards_of_steps_sum_to_the_whole_however_an_episode_ends(
+    chat: ChatFormat, schedule: Any, script: Any
+) -> None:
+    envs = vector(2, rewards=[RewardFunction(lambda step: 0.25, name="step", each_step=True)])
+    limits = Limits(max_turns=3)
+    with nothing_left(envs):
+        found = Collector(envs, ScriptedPolicy(chat, script), chat, limits, schedule=schedule).collect(2)
+    for trajectory in found:
+        assert trajectory.reward == sum(turn.reward for turn in trajectory.turns)
+        assert trajectory.reward > sum(trajectory.score.values())

@@ -374,3 +374,13 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     assert said["HANDLER"] == "True"
     assert said["TASKS"] == "[]"
     assert said["THREADS"] == "['MainThread']"
+
+
+def test_a_later_rollout_takes_later_tasks(chat: ChatFormat) -> None:
+    """The source begins anew behind its last task; another index is another seed."""
+    envs = vector(2, count=5)
+    collector = Collector(envs, ScriptedPolicy(chat, answer), chat)
+    with nothing_left(envs):
+        found = [rollout(collector, 2, first_index=2 * step).trajectories for step in range(3)]
+    assert [[t.task_id for t in step] for step in found] == [["t0", "t1"], ["t2", "t3"], ["t4", "t0"]]
+    assert [[t.task_index for t in step] for step in found] == [[0, 1], [2, 3], [4, 5]]

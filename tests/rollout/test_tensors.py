@@ -10,7 +10,7 @@ from records import split
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError
-from toolgym.rollout import Collector
+from toolgym.rollout import Collector, advantages, group_trajectories
 from toolgym.rollout.tensors import tensor_batch
 
 DTYPES = {
@@ -20,6 +20,7 @@ DTYPES = {
     "logprobs": torch.float32,
     "versions": torch.int32,
     "rewards": torch.float32,
+    "trajectory": torch.int64,
 }
 
 
@@ -33,7 +34,8 @@ def test_a_batch_has_areals_names_shapes_and_types_and_leaves_failures_out(chat:
     good = [trajectory for trajectory in found if trajectory.reward is not None]
     longest = max(len(trajectory) for trajectory in good)
     assert len(good) == 4
-    assert {tuple(batch[name].shape) for name in DTYPES if name != "rewards"} == {(4, longest)}
+    assert {tuple(batch[name].shape) for name in DTYPES if name not in ("rewards", "trajectory")} == {(4, longest)}
+    assert [found[k] for k in batch["trajectory"].tolist()] == good
     for row, trajectory in enumerate(good):
         end = len(trajectory)
         assert batch["attention_mask"][row].tolist() == [True] * end + [False] * (longest - end)
@@ -44,6 +46,12 @@ def test_a_batch_has_areals_names_shapes_and_types_and_leaves_failures_out(chat:
         assert set(batch["versions"][row][batch["loss_mask"][row] == 0].tolist()) == {-1}
     assert batch["rewards"].tolist() == [trajectory.reward for trajectory in good]
     assert tensor_batch([trajectory for trajectory in found if trajectory.reward is None]) is None
+    grouped = tensor_batch(group_trajectories(found, 2), estimator="rloo")
+    assert grouped is not None
+    expected = [a for a in advantages(group_trajectories(found, 2), "rloo") if a is not None]
+    assert grouped["advantages"].tolist() == expected
+    with pytest.raises(ConfigurationError, match="expected trajectories or groups of them, actual 7"):
+        tensor_batch([7])  # type: ignore[list-item]
 
 
 def test_a_split_trajectory_has_a_row_for_each_sample(chat: ChatFormat) -> None:

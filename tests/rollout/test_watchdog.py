@@ -14,7 +14,18 @@ from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, PolicyFailure, SampleRequest
 from toolgym.agents.scripted_policy import ScriptedPolicy
 from toolgym.envs import ConfigurationError, ToolVectorEnv
-from toolgym.rollout import Admission, Collector, Filters, Recovery, Stall, Waiting, Watch
+from toolgym.rollout import (
+    Admission,
+    Collector,
+    Filters,
+    Recovery,
+    RolloutFailed,
+    Stall,
+    Waiting,
+    Watch,
+    arollout,
+    rollout,
+)
 from toolgym.rollout.watchdog import Heartbeat, Watchdog
 
 
@@ -176,7 +187,7 @@ def test_a_slot_is_reported_again_only_after_twice_the_time() -> None:
     slots = [now]
     watchdog = Watchdog(Watch(1e6), lambda: slots, Heartbeat(0), lambda text: None)
     watchdog.close()
-    watchdog._watch = Watch(1.0)
+    watchdog._after = 1.0
     watchdog._heart.last = float("inf")
 
     def seconds(value: float, what: str = "the policy") -> bool:
@@ -195,3 +206,31 @@ def test_a_slot_is_reported_again_only_after_twice_the_time() -> None:
 def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"expected Watch.{next(iter(options))}"):
         Watch(**options)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_loop_that_is_blocked_for_good_ends_a_rollout_with_what_is_finished(chat: ChatFormat, awaited: bool) -> None:
+    """No code can be stopped that does not await; whoever waits for it can be told."""
+    free = threading.Event()
+
+    def block(env: ActionEnv) -> str:
+        if env.task is not None and env.task.id == "t2":
+            free.wait(60)
+        return "done"
+
+    envs = ToolVectorEnv.of(ActionEnv, num_envs=1, action=block)
+    policy = ScriptedPolicy(chat, tool_then_answer("act"))
+    collector = Collector(envs, policy, chat, watch=Watch(after=None, give_up=0.3))
+    with pytest.raises(RolloutFailed, match=r"(?s)the event loop is blocked since .* free.wait\(60\)") as raised:
+        asyncio.run(arollout(collector, 4)) if awaited else rollout(collector, 4)
+    assert [t.id for t in raised.value.rollout.trajectories if t.solved] == ["0.0", "1.0"]
+    free.set()
+    envs.close()
+
+
+@pytest.mark.parametrize("after", [0, -1, float("inf"), float("nan"), "5", True])
+def test_times_of_a_watch_that_mean_nothing_are_refused(after: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected Watch.after as seconds above 0"):
+        Watch(after=after)
+    with pytest.raises(ConfigurationError, match=r"expected Watch.give_up as seconds above 0"):
+        Watch(give_up=after)
