@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolgym.envs.errors import ConfigurationError, ToolgymError
+from toolgym.envs.finite import as_int
 from toolgym.envs.messages import Message
 from toolgym.envs.tasks import Task
 
@@ -66,9 +67,12 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "top_k"):
             value = getattr(self, name)
-            whole = name == "top_k"
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise ConfigurationError(f"expected {name} as {'an int' if whole else 'a number'}, actual {value!r}")
+            count = as_int(value)
+            if count is not None:
+                object.__setattr__(self, name, count)
+            elif name == "top_k" or not isinstance(value, float):
+                kind = "an int" if name == "top_k" else "a number"
+                raise ConfigurationError(f"expected {name} as {kind}, actual {value!r}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ConfigurationError(f"expected a temperature in [0, 100], actual {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
@@ -118,7 +122,8 @@ class Completion:
         prompt_ids: (P,) int32, the prompt that the engine says it was fed; None where it does not say.
 
     Raises:
-        PolicyFailure: ids that are none, not one finite logprob and one version for each token, or no token at all.
+        PolicyFailure: ids or versions that are negative or do not fit int32, not one finite logprob and one version
+            for each token, or no token at all.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -137,8 +142,11 @@ class Completion:
             column = getattr(self, name)
             if not isinstance(column, np.ndarray) or column.ndim != 1 or not np.issubdtype(column.dtype, kind):
                 raise PolicyFailure(f"the policy returned {name} that are no flat array of numbers: {column!r:.100}")
-        if len(self.token_ids) and self.token_ids.min() < 0:
-            raise PolicyFailure(f"the policy returned the token id {self.token_ids.min()}")
+        for what, column in (("token id", self.token_ids), ("version", self.versions)):
+            # Records keep them as int32, where larger ones would become others; -1 is for what was not sampled.
+            for wrong in (int(column.min()), int(column.max())) if len(column) else ():
+                if not 0 <= wrong < 2**31:
+                    raise PolicyFailure(f"the policy returned the {what} {wrong}, expected 0 to 2**31 - 1")
         count = len(self.token_ids)
         if count == 0 and self.finish_reason is not FinishReason.ABORT:
             raise PolicyFailure("the policy returned a completion without a single token")

@@ -42,15 +42,13 @@ class EngineWeights:
             self._unknown = str(error)
 
     def check(self) -> None:
-        """Refuse to sample from weights that may be half loaded.
+        """Refuse to sample from weights that may be half loaded, or from an engine that does not go on.
 
         Raises:
             PolicyFailure: an update has failed, and none has succeeded since.
         """
         if self._doubt is not None:
-            raise PolicyFailure(
-                f"the weights may be half loaded until an update succeeds: {self._doubt}", permanent=True
-            )
+            raise PolicyFailure(self._doubt, permanent=True)
 
     async def update(self, engine: Any, source: Any, version: int | None, in_flight: InFlight, timeout: float) -> int:
         """See `VLLMPolicy.update_weights`."""
@@ -112,9 +110,18 @@ class EngineWeights:
         try:
             pause = engine.pause_generation(mode="abort", clear_cache=True)
             await answered(engine, "coming to rest", pause, seconds)
-            self._doubt = f"version {version} from {folder}"
+            self._doubt = f"the weights may be half loaded until an update succeeds: version {version} from {folder}"
             load = engine.collective_rpc("toolgym_load", args=(str(folder),))
             await answered(engine, f"loading the weights in {folder}", load, seconds)
             self.version, self._doubt = version, None
         finally:
+            await self._resume(engine, seconds)
+
+    async def _resume(self, engine: Any, seconds: float) -> None:
+        """Let the engine go on. Where it does not, requests are refused: they would wait for an answer in vain."""
+        try:
             await answered(engine, "resuming", engine.resume_generation(), seconds)
+        except PolicyFailure as failure:
+            if self._doubt is None:
+                self._doubt = f"the engine stays paused until an update succeeds: weights of version {self.version}"
+            raise PolicyFailure(f"{failure}; {self._doubt}", permanent=failure.permanent) from failure

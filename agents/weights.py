@@ -118,8 +118,8 @@ def as_folder(source: Any, layout: WeightLayout) -> Iterator[Path]:
     """New weights as a folder that an engine can load, checked.
 
     Args:
-        source: a model folder, or a mapping of names to torch tensors (on any device), which is written to a temporary
-            folder. Names of tensors that repeat another's memory, as tied weights do, may be among them.
+        source: a model folder, or a mapping of names to whole torch tensors (on any device), which is written to a
+            temporary folder. Names of tensors that repeat another's memory, as tied weights do, may be among them.
         layout: the running model's.
 
     Raises:
@@ -142,12 +142,19 @@ def as_folder(source: Any, layout: WeightLayout) -> Iterator[Path]:
 
 def _write(tensors: Mapping[Any, Any], folder: Path) -> None:
     import torch  # noqa: PLC0415 - heavy
+    from safetensors import SafetensorError  # noqa: PLC0415 - heavy
     from safetensors.torch import save_file  # noqa: PLC0415 - heavy
 
     if wrong := [name for name, tensor in tensors.items() if not isinstance(tensor, torch.Tensor)]:
         raise ConfigurationError(f"expected torch tensors, actual {type(tensors[wrong[0]]).__name__} for {wrong[0]!r}")
     if odd := [name for name in tensors if not isinstance(name, str)]:
         raise ConfigurationError(f"expected the names of tensors as str, actual {odd[0]!r}")
+    # By what they can do: to import the class takes a torch that is built with distribution.
+    if parts := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
+        raise ConfigurationError(
+            f"{parts[0]!r} is a {type(tensors[parts[0]]).__name__}, of which each process has a part: gather full "
+            "tensors first (full_tensor(), on all ranks)"
+        )
     own: dict[str, Any] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -158,7 +165,7 @@ def _write(tensors: Mapping[Any, Any], folder: Path) -> None:
         own[name] = flat
     try:
         save_file(own, folder / "model.safetensors")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is one of the latter
         raise ConfigurationError(f"the weights cannot be written to {folder}: {error} (TMPDIR says where)") from error
 
 

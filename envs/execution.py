@@ -78,7 +78,7 @@ class Executor:
             EnvironmentFailure: (kind ``"closed"``) it was drained while it ran; (kind ``"no_thread"``) no thread.
             Exception: whatever else it raised.
         """
-        task = asyncio.create_task(tamed(self._run(function, name)), name=name)
+        task = asyncio.create_task(self._run(function, name), name=name)
         self._tasks.add(task)
         try:
             return await within(task, timeout)
@@ -111,6 +111,10 @@ class Executor:
             warnings.warn(f"still running at close, they ignore cancellation: {stuck}", ResourceWarning, 2)
 
     async def _run(self, function: Callable[[], Any], name: str) -> Any:
+        # Made in here: of a task that is cancelled before it has begun, only the outermost coroutine is closed.
+        return await tamed(self._outcome(function, name))
+
+    async def _outcome(self, function: Callable[[], Any], name: str) -> Any:
         value = await (function() if inspect.iscoroutinefunction(function) else self._in_thread(function, name))
         # A wrapped coroutine function looks like a plain one, and returns what is to be awaited.
         return await value if inspect.isawaitable(value) else value

@@ -4,6 +4,11 @@ import math
 import numbers
 
 
+def as_int(value: object) -> int | None:
+    """An int of Python or numpy as Python's own; None if it is none, or a bool."""
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
 def as_finite(value: object) -> float | None:
     """A number, or an array of one number, as a float; None if it is no number, or not finite."""
     try:

@@ -251,7 +251,9 @@ class ToolEnv(gymnasium.Env[Observation, AssistantMessage | None]):
                 over the steps of an episode is its whole reward.
             terminated, truncated: as in Gymnasium; truncated after ``max_steps``.
             info: ``calls`` (status of each call, in order); ``step_score`` (components) where anything judges steps;
-                at the end ``score`` (components) and ``solved``.
+                at the end ``score`` (components) and ``solved``: whether what `score` returns counts as solved, by
+                itself; where there is no `score`, what reward functions say of it by ``Score(success=...)``, else
+                whether the whole reward, that of the steps included, reaches 1.
 
         Raises:
             ResetNeededError: there is no episode running.

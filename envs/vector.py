@@ -1,8 +1,10 @@
 """`ToolVectorEnv`: N tool environments as one `gymnasium.vector.VectorEnv`, all their tools in flight together."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import queue
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -83,6 +85,7 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self._last: list[Observation] = [()] * self.num_envs
         self._needs_reset = np.ones(self.num_envs, dtype=np.bool_)
         self._begun = False
+        self._using = threading.Lock()  # for looking at who uses the slots, and noting it, in one
         self._holder: str | None = None
         self._retired: list[ToolEnv] = []
         self._in_flight: set[int] = set()
@@ -125,7 +128,12 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             seed: one seed (slot i gets ``seed + i``), one for each slot, or None.
             options: ``reset_mask``: (N,) bool array, at least one True; ``tasks``: N tasks or Nones. Never changed.
         """
-        self._refuse_if_used("reset")
+        with self._used_by("reset"):
+            return self._reset(seed, options)
+
+    def _reset(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[tuple[Observation, ...], dict[str, Any]]:
         chosen = self._reset_mask(options)
         seeds = self._seeds(seed)
         tasks: Sequence[Task | None] = (options or {}).get("tasks") or [None] * self.num_envs
@@ -150,11 +158,11 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             terminations, truncations: (N,) bool.
             infos: as Gymnasium's, each key with its ``_key`` mask.
         """
-        self._refuse_if_used("step")
-        if not isinstance(actions, Sequence | np.ndarray) or len(actions) != self.num_envs:
-            raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {actions!r:.200}")
-        self._check_actions(dict(enumerate(actions)))
-        results = self.loop.run(_gather(self._advance(i, action) for i, action in enumerate(actions)))
+        with self._used_by("step"):
+            if not isinstance(actions, Sequence | np.ndarray) or len(actions) != self.num_envs:
+                raise ConfigurationError(f"expected {self.num_envs} actions, one a slot, actual {actions!r:.200}")
+            self._check_actions(dict(enumerate(actions)))
+            results = self.loop.run(_gather(self._advance(i, action) for i, action in enumerate(actions)))
         return _batch(results)
 
     def send(self, actions: Sequence[Action], env_ids: Sequence[int]) -> None:
@@ -165,13 +173,14 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         """
         if len(actions) != len(env_ids):
             raise ConfigurationError(f"expected as many actions as env_ids, actual {len(actions)} and {len(env_ids)}")
-        wrong = [i for i in env_ids if not 0 <= i < self.num_envs or i in self._in_flight]
-        if wrong or len(set(env_ids)) < len(env_ids):
-            raise ConfigurationError(f"env_ids must be idle slots below {self.num_envs}, each once; wrong: {wrong}")
-        self._refuse_if_held("send")
-        self._check_actions(dict(zip(env_ids, actions, strict=True)))
+        with self._using:
+            wrong = [i for i in env_ids if not 0 <= i < self.num_envs or i in self._in_flight]
+            if wrong or len(set(env_ids)) < len(env_ids):
+                raise ConfigurationError(f"env_ids must be idle slots below {self.num_envs}, each once; wrong: {wrong}")
+            self._refuse_if_held("send")
+            self._check_actions(dict(zip(env_ids, actions, strict=True)))
+            self._in_flight.update(env_ids)
         for i, action in zip(env_ids, actions, strict=True):
-            self._in_flight.add(i)
             self.loop.submit(self._deliver(i, action))
 
     def recv(self, *, min_count: int = 1, timeout: float | None = None) -> tuple[*Batch, npt.NDArray[np.int64]]:
@@ -207,7 +216,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
                 waiting = sorted(self._in_flight)
                 raise ToolgymError(f"no result within {timeout} s; slots in flight: {waiting}") from empty
         ids = [i for i, _ in arrived]
-        self._in_flight.difference_update(ids)
+        with self._using:
+            self._in_flight.difference_update(ids)
         return (*_batch([result for _, result in arrived]), np.asarray(ids, dtype=np.int64))
 
     def render(self) -> tuple[Any, ...] | None:
@@ -289,16 +299,12 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             holder: who does, for the error that others get.
 
         Raises:
-            ToolgymError: somebody else holds them, or actions are in flight.
+            ToolgymError: somebody else holds or steps them, or actions are in flight.
         """
-        self._refuse_if_used(holder)
-        self._holder = holder
-        # What the holder does to the slots is not known here: each of them needs a reset afterwards.
-        self._needs_reset[:] = True
-        try:
+        with self._used_by(holder):
+            # What the holder does to the slots is not known here: each of them needs a reset afterwards.
+            self._needs_reset[:] = True
             yield
-        finally:
-            self._holder = None
 
     async def fresh(self, i: int) -> ToolEnv:
         """The environment of a slot, ready for a new episode.
@@ -327,8 +333,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         Constructors are an author's and may block: each runs in a thread of its own.
         """
         try:
-            made = await Executor().call(self._env_fns[i], f"making the environment of slot {i}", _MAKING)
-        except (Overdue, Exception) as error:  # noqa: BLE001 - an author's constructor may raise anything
+            made = await _made(self._env_fns[i], f"making the environment of slot {i}")
+        except Exception as error:  # noqa: BLE001 - an author's constructor may raise anything
             why = f"it took over {_MAKING:g} s" if isinstance(error, Overdue) else described(error)
             warnings.warn(f"no new environment for slot {i}, the old one stays: {why}", ResourceWarning, 2)
             return False
@@ -336,14 +342,22 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         self.envs[i] = made
         return True
 
+    @contextlib.contextmanager
+    def _used_by(self, holder: str) -> Iterator[None]:
+        with self._using:
+            self._refuse_if_held(holder)
+            if self._in_flight:
+                slots = sorted(self._in_flight)
+                raise ToolgymError(f"{holder} while actions are in flight in slots {slots}: recv() first")
+            self._holder = holder
+        try:
+            yield
+        finally:
+            self._holder = None
+
     def _refuse_if_held(self, what: str) -> None:
         if self._holder is not None:
             raise ToolgymError(f"{what} while the slots are used by {self._holder}: wait until it has ended")
-
-    def _refuse_if_used(self, what: str) -> None:
-        self._refuse_if_held(what)
-        if self._in_flight:
-            raise ToolgymError(f"{what} while actions are in flight in slots {sorted(self._in_flight)}: recv() first")
 
     def _reset_mask(self, options: dict[str, Any] | None) -> Bools:
         if options is None or "reset_mask" not in options:
@@ -385,6 +399,35 @@ def _batch(results: Sequence[Step]) -> Batch:
 
 async def _gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     return list(await asyncio.gather(*work))
+
+
+async def _made(make: Callable[[], ToolEnv], name: str) -> ToolEnv:
+    """Call a constructor in a thread. It cannot be stopped: what it makes too late is closed then.
+
+    Raises:
+        Overdue: it took too long.
+        Exception: whatever it raised.
+    """
+    born: concurrent.futures.Future[ToolEnv] = concurrent.futures.Future()
+
+    def bear() -> ToolEnv:
+        env = make()
+        born.set_result(env)
+        return env
+
+    try:
+        made: ToolEnv = await Executor().call(bear, name, _MAKING)
+    except BaseException:  # also if we are cancelled
+        born.add_done_callback(_close_late)
+        raise
+    return made
+
+
+def _close_late(born: "concurrent.futures.Future[ToolEnv]") -> None:
+    """Close an environment that nobody waits for any more, in a thread: the loop may be closed by now."""
+    env = born.result()
+    name = "closing an environment that came late"
+    threading.Thread(target=lambda: asyncio.run(_close_one(env)), name=name, daemon=True).start()
 
 
 async def _close_one(env: ToolEnv) -> None:

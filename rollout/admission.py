@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import as_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,13 @@ class Admission:
 
     def __post_init__(self) -> None:
         for name in ("max_in_flight", "max_waiting", "max_unread"):
-            count = getattr(self, name)
-            if count is None and name != "max_unread":
+            given = getattr(self, name)
+            if given is None and name != "max_unread":
                 continue
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(f"expected Admission.{name} as an int of 1 or more, actual {count!r}")
+            count = as_int(given)
+            if count is None or count < 1:
+                raise ConfigurationError(f"expected Admission.{name} as an int of 1 or more, actual {given!r}")
+            object.__setattr__(self, name, count)
         wait = self.weights_timeout
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 < wait < math.inf:
             raise ConfigurationError(f"expected Admission.weights_timeout as seconds above 0, actual {wait!r}")
@@ -103,10 +106,12 @@ class Staleness:
 
     def __post_init__(self) -> None:
         for name, least in (("bound", 0), ("batch", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            given = getattr(self, name)
+            count = as_int(given)
+            if count is None or count < least:
                 words = {"bound": "max_staleness", "batch": "groups"}[name]
-                raise ConfigurationError(f"expected {words} as an int of {least} or more, actual {value!r}")
+                raise ConfigurationError(f"expected {words} as an int of {least} or more, actual {given!r}")
+            object.__setattr__(self, name, count)
 
     def admits(self, held: int, updates: int) -> bool:
         """Whether one more group may begin.

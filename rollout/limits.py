@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import as_int
 from toolgym.rollout.observations import Keep
 
 
@@ -71,9 +72,12 @@ class Limits:
             value = getattr(self, entry.name)
             if entry.name == "tool_timeout" and value is None:
                 continue
-            if entry.type in (int, "int") and not isinstance(value, int):
+            count = as_int(value)
+            if count is not None:
+                object.__setattr__(self, entry.name, count)
+            elif entry.type in (int, "int"):
                 raise ConfigurationError(f"expected Limits.{entry.name} as an int, actual {value!r}")
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            elif not isinstance(value, float):
                 raise ConfigurationError(f"expected Limits.{entry.name} as a number, actual {value!r}")
             if not 0 < value < math.inf:
                 raise ConfigurationError(f"expected Limits.{entry.name} above 0 and finite, actual {value}")

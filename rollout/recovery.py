@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import as_int
 
 OnFailure = Literal["keep", "retry", "raise"]
 
@@ -41,9 +42,11 @@ class Recovery:
             known = ", ".join(get_args(OnFailure))
             raise ConfigurationError(f"expected Recovery.on_failure among {known}, actual {self.on_failure!r}")
         for name in ("retries", "request_retries"):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ConfigurationError(f"expected Recovery.{name} as an int of 0 or more, actual {count!r}")
+            count = as_int(getattr(self, name))
+            if count is None or count < 0:
+                given = getattr(self, name)
+                raise ConfigurationError(f"expected Recovery.{name} as an int of 0 or more, actual {given!r}")
+            object.__setattr__(self, name, count)
         for name in ("backoff", "max_backoff"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:

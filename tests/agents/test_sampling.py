@@ -17,9 +17,11 @@ from toolgym.agents.policy import (
     Policy,
     PolicyFailure,
     SampleRequest,
+    Sampling,
     Updatable,
 )
 from toolgym.agents.sampling import continued, sample_all, sample_one
+from toolgym.envs import ConfigurationError
 
 STOP = 9
 PROMPT = (3, 1, 4)
@@ -188,6 +190,24 @@ def test_what_a_policy_must_not_return_is_its_failure(answer: Any, said: str) ->
     assert not failure.value.permanent
     with pytest.raises(PolicyFailure, match=said.replace("max_tokens is 8", "max_tokens is 7")):
         sampled(Returning([made([1])], answer), SampleRequest(PROMPT, 8))
+
+
+@pytest.mark.parametrize("name", ["token_ids", "versions"])
+@pytest.mark.parametrize("wrong", [2**32 + 1, 2**31, -1])
+def test_ids_and_versions_that_records_cannot_hold_are_the_policys_failure(name: str, wrong: int) -> None:
+    columns = {"token_ids": np.array([7, 7]), "versions": np.array([0, 0]), name: np.array([2**31 - 1, wrong])}
+    with pytest.raises(PolicyFailure, match=f"returned the (token id|version) {wrong}, expected 0 to "):
+        Completion(logprobs=np.array([-1.0, -1.0]), finish_reason=FinishReason.STOP, **columns)
+    columns[name][1] = 0
+    Completion(logprobs=np.array([-1.0, -1.0]), finish_reason=FinishReason.STOP, **columns)
+
+
+def test_a_top_k_of_numpy_is_kept_as_a_plain_int() -> None:
+    assert type(Sampling(top_k=np.int64(5)).top_k) is int
+    with pytest.raises(ConfigurationError, match="top_k as an int, actual True"):
+        Sampling(top_k=True)
+    with pytest.raises(ConfigurationError, match=r"top_k as an int, actual 5\.0"):
+        Sampling(top_k=5.0)  # type: ignore[arg-type]
 
 
 def test_a_policy_may_do_no_more_than_sample() -> None:

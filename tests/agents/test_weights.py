@@ -397,6 +397,30 @@ def test_a_load_that_takes_too_long_stops_sampling_until_an_update_succeeds(
     assert agrees(ask(restored, SampleRequest(PROMPT, 20)), {version + 1: others[0]})
 
 
+def test_an_engine_that_does_not_go_on_is_not_asked_until_an_update_succeeds(
+    restored: VLLMPolicy, others: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = restored.version
+
+    async def fails(*_: Any) -> None:
+        raise OSError("no answer")
+
+    async def main() -> None:
+        with pytest.raises(PolicyFailure, match="stays paused until an update succeeds") as failure:
+            await asyncio.wait_for(sample_one(restored, SampleRequest(PROMPT, 1)), 60)
+        assert failure.value.permanent
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(restored._box[0]), "resume_generation", fails)
+        with pytest.raises(PolicyFailure, match=r"no answer; the engine stays paused .* version") as failure:
+            restored.update_weights(others[0])
+    assert str(failure.value).endswith(f"weights of version {version + 1}")
+    assert restored.version == version + 1
+    asyncio.run(main())
+    assert restored.update_weights(others[1]) == version + 2
+    assert agrees(ask(restored, SampleRequest(PROMPT, 20)), {version + 2: others[1]})
+
+
 def test_an_update_that_is_cancelled_while_it_loads_is_seen_through(
     restored: VLLMPolicy, others: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import gc
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from toolgym.envs import EnvironmentFailure, InvalidToolCall, ToolCall, ToolError, Toolset, tool
 from toolgym.envs.execution import CallStatus, Executor, ToolRunner, as_text, cut_middle
+from toolgym.envs.waiting import StrayExit
 
 release = threading.Event()
 
@@ -247,6 +250,22 @@ def test_closing_while_a_tool_runs_is_a_failure_not_the_models_error() -> None:
         assert caught.value.kind == "closed"
 
     asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_before_it_has_begun_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        calling = asyncio.create_task(Executor().call(forever, "tool forever", 30))
+        await asyncio.sleep(0)  # it has been made by now, and not begun
+        for task in asyncio.all_tasks() - {asyncio.current_task(), calling}:
+            task.cancel()
+        with pytest.raises(StrayExit, match="cancelled"):
+            await calling
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in said] == []
 
 
 def test_a_failure_of_the_environment_is_not_told_to_the_model() -> None:

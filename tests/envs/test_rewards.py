@@ -220,6 +220,17 @@ def test_the_environments_own_score_alone_decides_what_is_solved_where_there_is_
     assert play(env, DONE)[-1][4]["solved"] is solved
 
 
+@pytest.mark.parametrize(("own", "weight", "solved"), [(0.5, 5.0, False), (1.0, -5.0, True)])
+def test_where_there_is_a_score_steps_do_not_count_for_what_is_solved(own: float, weight: float, solved: bool) -> None:
+    class Own(BareEnv):
+        def score(self, episode: Episode) -> float:
+            return own
+
+    steps = play(Own(rewards=[RewardFunction(answered, weight=weight, each_step=True)]), UP, DONE)
+    assert [step[1] for step in steps] == [weight, own]
+    assert steps[-1][4]["solved"] is solved
+
+
 def test_without_a_score_the_whole_reward_decides_with_that_of_the_steps() -> None:
     env = BareEnv(rewards=[RewardFunction(answered, weight=0.5, each_step=True)])
     steps = play(env, UP, UP, DONE)
