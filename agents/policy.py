@@ -142,6 +142,8 @@ class Completion:
             column = getattr(self, name)
             if not isinstance(column, np.ndarray) or column.ndim != 1 or not np.issubdtype(column.dtype, kind):
                 raise PolicyFailure(f"the policy returned {name} that are no flat array of numbers: {column!r:.100}")
+            # A copy: a policy may fill its own arrays anew, long before what they held goes into a record.
+            object.__setattr__(self, name, column.copy())
         for what, column in (("token id", self.token_ids), ("version", self.versions)):
             # Records keep them as int32, where larger ones would become others; -1 is for what was not sampled.
             for wrong in (int(column.min()), int(column.max())) if len(column) else ():

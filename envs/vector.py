@@ -312,9 +312,15 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         If a tool of an earlier episode cannot be stopped, a new environment takes the slot: the old tool would act in
         the new episode. Awaited on `loop`.
         """
-        await self.envs[i].adrain()
-        if self.envs[i].busy:
+        try:
+            await within(self.envs[i].adrain(), _CLOSING)
+            busy = bool(self.envs[i].busy)
+        except Exception as error:  # noqa: BLE001 - an author's override may raise anything
+            warnings.warn(f"slot {i} could not be made ready: {described(error)}", ResourceWarning, 2)
+            busy = True
+        if busy:
             await self._replace(i)  # if none can be made, the old one fails its next episode by name
+            await self._close_idle()
         return self.envs[i]
 
     async def renew(self, i: int) -> None:
@@ -327,6 +333,12 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
             await _close_one(old)
             self._retired.remove(old)
 
+    async def _close_idle(self) -> None:
+        """Close the retired environments in which nothing runs any more: they may hold boxes and connections."""
+        for env in [env for env in self._retired if not env.busy]:
+            self._retired.remove(env)
+            await _close_one(env)
+
     async def _replace(self, i: int) -> bool:
         """Put a new environment into a slot, and the old one among the retired. Returns whether one could be made.
 
@@ -334,6 +346,8 @@ class ToolVectorEnv(gymnasium.vector.VectorEnv[tuple[Observation, ...], Sequence
         """
         try:
             made = await _made(self._env_fns[i], f"making the environment of slot {i}")
+            if not isinstance(made, ToolEnv) or tuple(made.tools) != tuple(self.tools):
+                raise ConfigurationError(f"expected an environment with the tools of all others, actual {made!r:.100}")
         except Exception as error:  # noqa: BLE001 - an author's constructor may raise anything
             why = f"it took over {_MAKING:g} s" if isinstance(error, Overdue) else described(error)
             warnings.warn(f"no new environment for slot {i}, the old one stays: {why}", ResourceWarning, 2)

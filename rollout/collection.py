@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +26,7 @@ from toolgym.rollout.schedules import Schedule
 from toolgym.rollout.trajectory import StopReason, Trajectory
 from toolgym.rollout.watchdog import Heartbeat, Waiting, Watch, Watchdog
 
+_LOG = logging.getLogger("toolgym.rollout")
 _T = TypeVar("_T")
 _STOPPING, _CLEARING, _TENDING = 5.0, 1.0, 0.05  # seconds
 _SLICE = 32  # tasks that begin in one iteration of the event loop: more would hold it up
@@ -122,7 +124,7 @@ class Collection:
         self._earlier: defaultdict[tuple[int, int], list[Failure]] = defaultdict(list)
         self._groups: defaultdict[int, _Members] = defaultdict(_Members)
         self._emitted = 0
-        self._stopping = self._ending = self._finished = False
+        self._stopping = self._ending = self._finished = self._told = False
         self._fatal: CollectionFailed | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -252,6 +254,10 @@ class Collection:
 
     async def _finish(self, slot: int, run: EpisodeRun) -> None:
         trajectory = run.trajectory
+        if run.hopeless and not self._told:
+            self._told = True
+            why = "" if trajectory.failure is None else trajectory.failure.message
+            _LOG.error("the policy has failed for good, and with it all episodes to come: %s", why)
         trajectory.earlier = tuple(self._earlier.pop((trajectory.task_index, trajectory.member), ()))
         kept = await run.waits.named("the filter accept", self._judged(lambda: self._jury.accepts(trajectory)))
         del self._left[trajectory.task_index, trajectory.member]

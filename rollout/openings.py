@@ -44,7 +44,9 @@ class GroupOpening:
             seed = None if request.seed is None else request.seed - request.member
             group = dataclasses.replace(request, n=self._size, member=0, seed=seed)
             self._prompt = request.prompt_ids
-            self._shared = asyncio.create_task(tamed(sample_all(self._policy, group)))
+            work = sample_all(self._policy, group)
+            self._shared = asyncio.create_task(tamed(work))
+            self._shared.add_done_callback(lambda _: work.close())  # if it is cancelled before it has begun
             self._shared.add_done_callback(take_outcome)
             self._running.add(self._shared)
             self._shared.add_done_callback(self._running.discard)

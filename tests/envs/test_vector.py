@@ -30,6 +30,7 @@ from toolgym.envs import (
     tool,
     tool_env_ids,
 )
+from toolgym.envs.catalog.calculator import CalculatorEnv
 from toolgym.envs.infos import batch_infos
 
 
@@ -523,3 +524,29 @@ def test_infos_keep_their_values_whatever_came_first() -> None:
     assert batched["n"]["x"].dtype == np.bool_
     assert batched["n"]["_y"].tolist() == [False, False, False, True]
     assert batch_infos([None, {}]) == {}
+
+
+def other(x: int) -> int:
+    """Another tool."""
+    return x
+
+
+@pytest.mark.parametrize(
+    "later", [lambda: None, lambda: ToolEnv.from_functions([other], ["x"], lambda e: 0.0), "raises"]
+)
+def test_what_takes_a_slot_later_must_be_like_the_others(later: Any) -> None:
+    made: list[ToolEnv] = []
+
+    def make() -> Any:
+        if len(made) < 2:
+            made.append(CalculatorEnv())
+            return made[-1]
+        if later == "raises":
+            raise OSError("no disk")
+        return later()
+
+    envs = ToolVectorEnv([make, make])
+    with pytest.warns(ResourceWarning, match="no new environment for slot 1, the old one stays"):
+        envs.loop.run(envs.renew(1))
+    assert envs.envs == made
+    envs.close()
