@@ -14,9 +14,7 @@ from toolgym.agents.policy import Completion, FinishReason, PolicyFailure, Sampl
 from toolgym.agents.tiny import TINY_MODEL
 from toolgym.agents.vllm_policy import VLLMPolicy
 from toolgym.envs import ConfigurationError, SystemMessage, UserMessage
-from toolgym.rollout.collector import Collector
-from toolgym.rollout.limits import Limits
-from toolgym.rollout.trajectory import StopReason
+from toolgym.rollout import Admission, Collector, Limits, Recovery, StopReason, Trajectory, arollout
 
 pytestmark = pytest.mark.vllm
 
@@ -154,24 +152,23 @@ def test_an_engine_that_dies_is_a_policy_failure_and_leaves_nothing(engine: VLLM
     policy = VLLMPolicy(TINY_MODEL, max_model_len=512, max_num_seqs=4)
     mine = [child for child in psutil.Process().children(recursive=True) if child.pid not in others]
     assert mine
-
-    async def main() -> None:
-        running = [asyncio.create_task(policy.sample(SampleRequest(prompt(chat), 400))) for _ in range(4)]
-        await policy.sample(SampleRequest(prompt(chat), 1))
-        for child in mine:
-            child.kill()
-        for ended in await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60):
-            assert isinstance(ended, PolicyFailure)
-        with pytest.raises(PolicyFailure, match="dead"):
-            await policy.sample(SampleRequest(prompt(chat), 1))
-
-    asyncio.run(main())
     envs = gymnasium.make_vec("toolgym/Calculator-v0", num_envs=4)
     limits = Limits(max_trajectory_tokens=512, max_completion_tokens=64, max_observation_tokens=64)
-    trajectories = Collector(envs, policy, chat, limits).collect(4, 2)
-    envs.close()
-    assert len(trajectories) == 8
+    # One repetition of a request would take longer than the test may.
+    recovery = Recovery(request_retries=3, backoff=600.0, max_backoff=600.0)
+    collector = Collector(envs, policy, chat, limits, recovery=recovery, admission=Admission(max_unread=8))
+    scored, failed = asyncio.run(_killed_half_way(policy, collector, chat, mine))
+    assert len(scored) >= 10
+    assert len(scored) + len(failed) == 40
+    assert len(failed) >= 40 - 10 - 8 - 2 * 4, "at most those that nobody had read, and what the slots then ended"
+    assert all(trajectory.reward is not None for trajectory in scored)
+    assert {(t.stop_reason, t.reward) for t in failed} == {(StopReason.POLICY_FAILURE, None)}
+    assert {t.failure and (t.failure.kind, t.failure.where) for t in failed} == {("policy_failure", "sample")}
+    assert any(t.turns or t.messages for t in failed), "some had begun"
+    trajectories = collector.collect(4, 2)
     assert {(t.stop_reason, t.reward) for t in trajectories} == {(StopReason.POLICY_FAILURE, None)}
+    assert len(trajectories) == 8
+    envs.close()
     policy.close()
     policy.close()
     with pytest.raises(PolicyFailure, match="closed"):
@@ -181,3 +178,30 @@ def test_an_engine_that_dies_is_a_policy_failure_and_leaves_nothing(engine: VLLM
     # The chat format keeps its own threads, which may be new if this test runs by itself.
     assert {thread for thread in threading.enumerate() if not thread.name.startswith("toolgym chat")} <= threads
     assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
+
+
+async def _killed_half_way(
+    policy: VLLMPolicy, collector: Collector, chat: ChatFormat, processes: list[psutil.Process]
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Kill the engine in the middle of a rollout of 40. Returns those that are scored and those that failed."""
+    told: list[Trajectory] = []
+    running: list[asyncio.Task[list[Completion]]] = []
+
+    async def kill(trajectory: Trajectory) -> None:
+        told.append(trajectory)
+        if len(told) != 10:
+            return
+        running.extend(asyncio.create_task(policy.sample(SampleRequest(prompt(chat), 400))) for _ in range(4))
+        await asyncio.sleep(0)
+        for process in processes:
+            process.kill()
+
+    found = await asyncio.wait_for(arollout(collector, 20, 2, on_trajectory=kill), 120)
+    for ended in await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60):
+        assert isinstance(ended, PolicyFailure)
+    with pytest.raises(PolicyFailure, match="dead"):
+        await policy.sample(SampleRequest(prompt(chat), 1))
+    assert all(trajectory.failure is None for trajectory in told[:10])
+    assert sorted(t.id for t in told) == sorted(t.id for t in found.trajectories)
+    failed = [trajectory for trajectory in found.trajectories if trajectory.failure is not None]
+    return [trajectory for trajectory in found.trajectories if trajectory.failure is None], failed

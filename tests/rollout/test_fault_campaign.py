@@ -2,148 +2,59 @@
 
 import asyncio
 import dataclasses
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from helpers import EchoEnv, call, echo_twice
+from campaign import (
+    BLOCKED,
+    IN_ENVIRONMENT,
+    IN_POLICY,
+    MEMBERS,
+    QUICK,
+    RELEASE,
+    SLOTS,
+    TASKS,
+    CampaignEnv,
+    CampaignPolicy,
+    expected_failure,
+    is_untouched,
+    left_on,
+    slots,
+    tasks,
+)
+from control import OURS
+from helpers import EchoEnv
 
 from toolgym.agents.chat import ChatFormat
-from toolgym.agents.policy import Completion, PolicyFailure, SampleRequest
-from toolgym.agents.scripted_policy import ScriptedPolicy
-from toolgym.envs import AssistantMessage, EnvironmentFailure, Task, ToolVectorEnv, tool
-from toolgym.rollout import Collector, Limits, Recovery, RolloutFailed, StopReason, Trajectory, rollout
+from toolgym.envs import EnvironmentFailure, Task, ToolVectorEnv, tool
+from toolgym.rollout import (
+    Collector,
+    Recovery,
+    RolloutFailed,
+    Stall,
+    StopReason,
+    Trajectory,
+    Watch,
+    rollout,
+)
+from toolgym.rollout.store import RunFolder
+from toolgym.rollout.trajectory import SegmentKind
 
-TASKS, MEMBERS, SLOTS = 1_000, 2, 128
-QUICK = Limits(reset_timeout=3.0, step_timeout=4.0, sample_timeout=3.0)  # short, for those that hang
-# What goes wrong, in an environment or in the policy, and the failure it must end in; None: the model is told, and the
-# episode goes on.
-IN_ENVIRONMENT = {
-    "tool hangs": None,
-    "tool hangs in its thread": None,
-    "tool raises": None,
-    "tool exits": None,
-    "tool returns 50 MB": None,
-    "tool stops its loop": None,
-    "tool breaks": "box_died",
-    "setup raises": "setup_raised",
-    "setup hangs": "reset_timeout",
-    "score raises": "score_raised",
-    "score hangs": "step_timeout",
-}
-IN_POLICY = {
-    "raises": "sample_raised",
-    "exits": "sample_raised",
-    "hangs": "policy_failure",
-    "misaligned logprobs": "policy_failure",
-    "too few": "policy_failure",
-    "misfed": "token_mismatch",
-}
-RELEASE = threading.Event()
-
-
-class CampaignEnv(EchoEnv):
-    """Its tasks ask for trouble; half of the slots fail to close."""
-
-    made = 0
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        CampaignEnv.made += 1
-        self.number = CampaignEnv.made
-
-    @tool
-    async def echo(self, text: str) -> str:  # type: ignore[override]
-        """Say it again."""
-        match self.trouble:
-            case "tool raises":
-                raise LookupError(text)
-            case "tool exits":
-                raise SystemExit(3)
-            case "tool returns 50 MB":
-                return "7" * 50_000_000
-            case "tool stops its loop":
-                asyncio.get_running_loop().stop()
-        return await super().echo(text)
-
-    @tool
-    def block(self) -> str:
-        """Wait in a thread."""
-        RELEASE.wait(60)
-        return "released"
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        if self.number % 4 == 0:
-            raise OSError("cannot close")
-        if self.number % 64 == 1:
-            await asyncio.sleep(60)
-
-
-def script(request: SampleRequest, member: int) -> AssistantMessage:
-    assert request.task is not None
-    if request.turn == 0 and request.task.data["trouble"] == "tool hangs in its thread":
-        return call("block")
-    return echo_twice(request, member)
-
-
-class CampaignPolicy(ScriptedPolicy):
-    """In trouble at the turn and for the member that a task names; ``times`` of each request, then no more."""
-
-    def __init__(self, chat: ChatFormat, times: int = 1_000, dies_after: int | None = None) -> None:
-        super().__init__(chat, script)
-        self.times, self.dies_after = times, dies_after
-        self.asked: Counter[tuple[str, int]] = Counter()
-        self.requests = 0
-
-    async def sample(self, request: SampleRequest) -> list[Completion]:
-        assert request.task is not None
-        self.requests += 1
-        if self.dies_after is not None and self.requests > self.dies_after:
-            raise PolicyFailure("the engine is dead", permanent=True)
-        wrong = request.task.data.get("policy")
-        if wrong is None or (request.turn, 1) != (1, request.member):
-            return await super().sample(request)
-        self.asked[request.task.id, request.turn] += 1
-        if self.asked[request.task.id, request.turn] > self.times:
-            return await super().sample(request)
-        return await self._wrong(wrong, request)
-
-    async def _wrong(self, wrong: str, request: SampleRequest) -> list[Completion]:
-        (good,) = await super().sample(request)
-        match wrong:
-            case "raises":
-                raise RuntimeError("oops")
-            case "exits":
-                raise SystemExit(3)
-            case "hangs":
-                await asyncio.sleep(60)
-            case "misaligned logprobs":
-                return [dataclasses.replace(good, logprobs=good.logprobs[1:])]
-            case "misfed":
-                assert good.prompt_ids is not None
-                return [dataclasses.replace(good, prompt_ids=good.prompt_ids + np.int32(1))]
-        return []
-
-
-def tasks(count: int = TASKS, *, healthy: bool = False) -> list[Task]:
-    """Every fifth task asks for trouble, each kind as often as the others."""
-    kinds = [("trouble", kind) for kind in IN_ENVIRONMENT] + [("policy", kind) for kind in IN_POLICY]
-    made = []
-    for k in range(count):
-        data: dict[str, Any] = {"k": k, "trouble": None}
-        if k % 5 == 2 and not healthy:
-            where, kind = kinds[k // 5 % len(kinds)]
-            data[where] = kind
-        made.append(Task(f"t{k}", f"task {k}", data))
-    return made
+AGAIN = {"setup raises", "tool breaks", None}  # what comes and goes in an environment; a policy's trouble always may
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("toolgym.envs.vector._CLOSING", 2.0)  # for those that hang at it
     before = set(threading.enumerate())
     yield
     RELEASE.set()  # no thread can be stopped from outside; but those that wait for this end now
@@ -159,19 +70,6 @@ def collected(collector: Collector, envs: ToolVectorEnv, chosen: list[Task]) -> 
     return found
 
 
-def left_on(envs: ToolVectorEnv) -> list[str]:
-    """What still runs on the loop: nothing may, but for tools that cannot be stopped."""
-
-    async def names() -> list[str]:
-        return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    return [name for name in envs.loop.run(names()) if name != "tool block"]
-
-
-def slots() -> ToolVectorEnv:
-    return ToolVectorEnv.of(CampaignEnv, num_envs=SLOTS, tool_timeout=1.0)
-
-
 @pytest.fixture(scope="module")
 def healthy(chat: ChatFormat) -> list[Trajectory]:
     """The same rollouts without a fault."""
@@ -181,11 +79,6 @@ def healthy(chat: ChatFormat) -> list[Trajectory]:
         envs.close()
     assert all(trajectory.solved for trajectory in found)
     return found
-
-
-def expected_failure(task: Task, member: int) -> str | None:
-    wrong = IN_POLICY.get(task.data.get("policy", "")) if member == 1 else None
-    return wrong or IN_ENVIRONMENT.get(task.data["trouble"] or "")
 
 
 @pytest.mark.parametrize(("schedule", "count"), [("overlap", TASKS), ("lockstep", 170)])
@@ -205,55 +98,106 @@ def test_each_failure_has_its_kind_and_the_others_are_as_without_faults(
         assert (trajectory.failure and trajectory.failure.kind) == kind, (task, trajectory.failure)
         assert (trajectory.reward is None) == (kind is not None)
         assert trajectory.stop_reason is not None
-        if task.data["trouble"] is None and not (task.data.get("policy") and trajectory.member == 1):
+        if is_untouched(task, trajectory.member):
             assert trajectory == good
         elif kind is None:
             assert trajectory.stop_reason is StopReason.ANSWERED, "the model is told, and goes on"
+        elif task.data.get("policy") == "misaligned logprobs":
+            assert_not_recorded(trajectory)
     assert min(kinds.values()) >= count // 100
     assert len(kinds) == 1 + len({*IN_ENVIRONMENT.values(), *IN_POLICY.values()} - {None})
     with pytest.warns(ResourceWarning, match="close"):
         envs.close()
 
 
+def assert_not_recorded(trajectory: Trajectory) -> None:
+    """What does not add up is no part of the record, whose columns are whole."""
+    assert trajectory.failure is not None
+    assert "sampled tokens" in trajectory.failure.message, "the record's own check has found it"
+    assert len(trajectory.turns) == 1
+    assert trajectory.segments[-1].kind is SegmentKind.OBSERVATION
+    assert len({len(column) for column in (trajectory.input_ids, trajectory.logprobs, trajectory.loss_mask)}) == 1
+
+
+class OnceEnv(CampaignEnv):
+    """Fails the first attempt at a troubled episode; then it must go, but hangs at that, fails, or closes."""
+
+    seen: set[tuple[str, int]]
+    closing: Iterator[str]
+    closed: Counter[str]
+    broken = failed = False
+
+    async def setup(self, task: Task) -> None:
+        key = (task.id, self.context.member)
+        first = key not in self.seen
+        self.seen.add(key)
+        self.broken = first and task.data["trouble"] == "tool breaks"
+        if first and task.data["trouble"] == "setup raises":
+            self.failed = True
+            raise OSError("no disk")
+
+    @tool
+    async def echo(self, text: str) -> str:  # type: ignore[override]
+        """Say it again."""
+        if self.broken:
+            self.failed = True
+            raise EnvironmentFailure("no box", kind="box_died")
+        return text
+
+    async def aclose(self) -> None:
+        await EchoEnv.aclose(self)
+        if not self.failed:
+            return
+        how = next(self.closing)
+        self.closed[how] += 1
+        if how == "fails":
+            raise OSError("cannot close")
+        if how == "hangs":
+            await asyncio.Event().wait()
+
+
 def test_what_fails_once_is_as_without_faults_when_it_is_tried_again(
-    chat: ChatFormat, healthy: list[Trajectory]
+    chat: ChatFormat, healthy: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request is made again by itself; an episode is begun anew in a fresh environment."""
-    failed_once: set[tuple[str, int]] = set()
-    lock = threading.Lock()
-
-    class OnceEnv(CampaignEnv):
-        async def setup(self, task: Task) -> None:
-            key = (task.id, self.context.member)
-            with lock:
-                first = key not in failed_once
-                failed_once.add(key)
-            self.broken = first and task.data["trouble"] == "tool breaks"
-            if first and task.data["trouble"] == "setup raises":
-                raise OSError("no disk")
-
-        @tool
-        async def echo(self, text: str) -> str:  # type: ignore[override]
-            """Say it again."""
-            if self.broken:
-                raise EnvironmentFailure("no box", kind="box_died")
-            return text
-
+    """A request is made again by itself; an episode is begun anew in a fresh environment, however the old one ends."""
+    OnceEnv.seen, OnceEnv.closing, OnceEnv.closed = set(), cycle(("fails", "hangs", "closes")), Counter()
     envs = ToolVectorEnv.of(OnceEnv, num_envs=SLOTS, tool_timeout=1.0)
     recovery = Recovery(on_failure="retry", retries=1, request_retries=1, backoff=0.01)
-    again = {"setup raises", "tool breaks", None}
-    chosen = [
-        task if task.data["trouble"] in again and task.data.get("policy") != "misfed" else well
-        for task, well in zip(tasks(), tasks(healthy=True), strict=True)
-    ]
-    made = rollout(Collector(envs, CampaignPolicy(chat, times=1), chat, QUICK, recovery=recovery), chosen, MEMBERS)
+    well = tasks(healthy=True)
+    chosen = [task if task.data["trouble"] in AGAIN else well[k] for k, task in enumerate(tasks())]
+    collector = Collector(envs, CampaignPolicy(chat, times=1), chat, QUICK, recovery=recovery)
+    monkeypatch.setattr("toolgym.envs.vector._CLOSING", 0.5)
+    with pytest.warns(ResourceWarning, match="close") as warned:
+        made = rollout(collector, chosen, MEMBERS)
+    monkeypatch.undo()
     retried = 0
     for good, trajectory in zip(healthy, made.trajectories, strict=True):
         retried += len(trajectory.earlier)
-        assert [failure.kind for failure in trajectory.earlier] in ([], ["setup_raised"], ["box_died"])
+        kind = expected_failure(chosen[trajectory.task_index], trajectory.member)
+        of_record = chosen[trajectory.task_index].data.get("policy") in (None, "misaligned logprobs", "misfed")
+        assert [failure.kind for failure in trajectory.earlier] == ([kind] if kind and of_record else [])
         trajectory.earlier, trajectory.env_id = (), good.env_id
         assert trajectory == good
     assert retried == made.progress.retried >= 20
+    said = Counter(str(warning.message).partition("OnceEnv ")[2] for warning in warned)
+    assert said["failed to close: OSError: cannot close"] == OnceEnv.closed["fails"] >= 10
+    assert said["took over 0.5 s to close; left as it is"] == OnceEnv.closed["hangs"] >= 10
+    assert OnceEnv.closed["closes"] >= 10
+    assert left_on(envs) == []
+    envs.close()
+
+
+def test_a_tool_that_blocks_the_event_loop_is_named_by_its_line_and_the_others_come_back(
+    chat: ChatFormat, healthy: list[Trajectory]
+) -> None:
+    heard: list[Stall] = []
+    envs = ToolVectorEnv.of(CampaignEnv, num_envs=SLOTS)
+    chosen = tasks(100, healthy=True)
+    chosen[7] = dataclasses.replace(chosen[7], data={**chosen[7].data, "trouble": "tool blocks its loop"})
+    collector = Collector(envs, CampaignPolicy(chat), chat, watch=Watch(BLOCKED / 8, heard.append))
+    assert collected(collector, envs, chosen) == healthy[: 100 * MEMBERS]
+    where = [stall.where for stall in heard if stall.blocked]
+    assert any("in echo\n    time.sleep(BLOCKED)" in lines for lines in where), where
     with pytest.warns(ResourceWarning, match="close"):
         envs.close()
 
@@ -283,9 +227,90 @@ def test_the_first_failure_ends_everything_where_it_is_told_to(chat: ChatFormat,
     assert made.progress.finished == len(made.trajectories) == TASKS * MEMBERS
     assert made.progress.failed >= 1
     assert made.progress.cancelled > 1_000
+    troubled = tasks()
     for good, trajectory in zip(healthy, made.trajectories, strict=True):
-        if trajectory.solved and tasks()[trajectory.task_index].data["trouble"] is None:
+        if trajectory.solved and is_untouched(troubled[trajectory.task_index], trajectory.member):
             assert trajectory == good
     assert left_on(envs) == []
     with pytest.warns(ResourceWarning, match="close"):
         envs.close()
+
+
+PROGRAM = """
+    import signal, sys, threading, warnings
+    from campaign import MEMBERS, RELEASE, CampaignEnv, CampaignPolicy, left_on, tasks
+    from toolgym.agents.chat import load_chat_format
+    from toolgym.agents.tiny import TINY_MODEL
+    from toolgym.envs import ToolVectorEnv
+    from toolgym.rollout import Collector, Limits, Recovery, RolloutInterrupted, Watch, rollout
+    from toolgym.rollout.store import RunFolder
+
+    say = lambda *words: print(*words, flush=True)
+    awaited = {"tools: echo", "tools: block", "reset of the environment", "score of the environment", "the policy"}
+    announced = []
+
+    def look(stall):
+        awaited.difference_update(entry.what for entry in stall.waiting)
+        if not awaited and not announced:
+            announced.append(say("READY"))
+
+    if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
+        warnings.simplefilter("ignore")
+        chat = load_chat_format(TINY_MODEL)
+        # What hangs does so for longer than the test takes, and in more episodes than there are slots.
+        envs = ToolVectorEnv.of(CampaignEnv, num_envs=48, tool_timeout=100.0)
+        limits = Limits(reset_timeout=100.0, sample_timeout=100.0, step_timeout=150.0)
+        recovery, watch = Recovery(request_retries=0), Watch(0.5, look)
+        collector = Collector(envs, CampaignPolicy(chat), chat, limits, recovery=recovery, watch=watch)
+        told = RunFolder.create(sys.argv[1], {})
+        try:
+            rollout(collector, tasks(int(sys.argv[2])), MEMBERS, on_trajectory=told.append)
+        except RolloutInterrupted as interrupt:
+            kept = interrupt.rollout.trajectories
+            say("KEPT", len(kept))
+            say("SAME", sorted(told.trajectories(), key=lambda t: (t.task_index, t.member)) == kept)
+        say("TASKS", left_on(envs))
+        RELEASE.set()
+        envs.close()
+        for thread in threading.enumerate():
+            if thread.name == "tool block":
+                thread.join()
+        say("THREADS", [t.name for t in threading.enumerate() if not t.name.startswith("toolgym chat")])
+"""
+
+
+def test_ctrl_c_under_fire_keeps_what_is_finished_cancels_the_rest_and_leaves_nothing(
+    healthy: list[Trajectory], tmp_path: Path
+) -> None:
+    count, folder = 500, tmp_path / "run"
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    environ = {**OURS, "PYTHONPATH": f"{OURS['PYTHONPATH']}:{Path(__file__).parent}"}
+    command = [sys.executable, str(tmp_path / "program.py"), str(folder), str(count)]
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "READY\n"
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)  # it ends by itself
+        finally:
+            process.kill()
+    assert process.returncode == 0, (tmp_path / "errors").read_text()
+    said = {line.partition(" ")[0]: line.partition(" ")[2] for line in out.splitlines()}
+    assert said == {"KEPT": str(count * MEMBERS), "SAME": "True", "TASKS": "[]", "THREADS": "['MainThread']"}
+    found = sorted(RunFolder.open(folder).trajectories(), key=lambda t: (t.task_index, t.member))
+    assert [(t.task_index, t.member) for t in found] == [(k, m) for k in range(count) for m in range(MEMBERS)]
+    troubled, ended = tasks(count), Counter(t.stop_reason for t in found)
+    for good, trajectory in zip(healthy, found, strict=False):
+        task, kind = troubled[trajectory.task_index], trajectory.failure and trajectory.failure.kind
+        if trajectory.stop_reason is StopReason.CANCELLED:
+            assert (trajectory.reward, trajectory.failure) == (None, None)
+        elif is_untouched(task, trajectory.member):
+            assert trajectory == good
+        else:
+            assert kind == expected_failure(task, trajectory.member)
+    assert ended[StopReason.ANSWERED] > 100
+    assert ended[StopReason.CANCELLED] > 48, "those in the slots, and some that had not begun"

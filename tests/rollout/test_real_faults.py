@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from campaign import misaligned
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, SampleRequest
@@ -93,7 +94,7 @@ class TroubledEngine:
             case "policy hangs":
                 await asyncio.sleep(60)
             case "policy misaligned":
-                return [dataclasses.replace(good, logprobs=good.logprobs[:-1])]
+                return [misaligned(good)]
             case "policy misfed":
                 assert good.prompt_ids is not None
                 return [dataclasses.replace(good, prompt_ids=good.prompt_ids[::-1])]

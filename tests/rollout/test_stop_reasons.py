@@ -23,6 +23,7 @@ from toolgym.rollout.progress import Progress
 from toolgym.rollout.recovery import Recovery
 from toolgym.rollout.rollouts import RolloutInterrupted, rollout
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
+from toolgym.rollout.waits import Waits
 
 TASKS, MEMBERS, BAD = 4, 2, 1  # the troubled task, all its members
 LONG = "7" * 200  # tokens: the embedded model's tokenizer has one a digit
@@ -306,14 +307,32 @@ def test_calls_that_were_broken_off_are_counted_as_calls(chat: ChatFormat) -> No
     assert found.turns[0].calls == ("unfinished", "unfinished")
 
 
-def test_scoring_is_not_cut_short_by_the_episodes_time(chat: ChatFormat) -> None:
+def test_scoring_is_not_cut_short_by_the_episodes_time(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    up: list[asyncio.Event] = []
+
+    class Late(Waits):
+        """All but a second of the episode's time is gone when its last step begins; tells when that second is."""
+
+        async def within(self, *args: Any, scoring: Any = None, **options: Any) -> Any:
+            def asked() -> bool:
+                up[-1].set()
+                return bool(scoring())
+
+            if scoring is None:
+                return await super().within(*args, **options)
+            self._left = 1.0
+            return await super().within(*args, scoring=asked, **options)
+
     class Slow(EchoEnv):
         async def score(self, episode: Episode) -> float:
-            await asyncio.sleep(1.5)
+            await up[-1].wait()
             return 0.5
 
+    monkeypatch.setattr("toolgym.rollout.episode.Waits", Late)
     for said, reason in ((call("finish"), StopReason.ENDED_BY_TOOL), (AssistantMessage("x"), StopReason.ANSWERED)):
-        found = one(chat, Slow, script=lambda r, m, said=said: said, limits=Limits(episode_timeout=1.0))
+        up.append(asyncio.Event())
+        found = one(chat, Slow, script=lambda r, m, said=said: said)
+        assert up[-1].is_set()
         assert (found.stop_reason, found.reward, found.failure) == (reason, 0.5, None)
 
 
