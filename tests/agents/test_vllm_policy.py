@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -156,15 +157,19 @@ def test_an_engine_that_dies_is_a_policy_failure_and_leaves_nothing(engine: VLLM
     limits = Limits(max_trajectory_tokens=512, max_completion_tokens=64, max_observation_tokens=64)
     # One repetition of a request would take longer than the test may.
     recovery = Recovery(request_retries=3, backoff=600.0, max_backoff=600.0)
-    collector = Collector(envs, policy, chat, limits, recovery=recovery, admission=Admission(max_unread=8))
-    scored, failed = asyncio.run(_killed_half_way(policy, collector, chat, mine))
+    doomed = Doomed(policy, prompt(chat), mine)
+    collector = Collector(envs, doomed, chat, limits, recovery=recovery, admission=Admission(max_unread=8))
+    scored, failed = asyncio.run(_killed_half_way(doomed, collector))
     assert len(scored) >= 10
     assert len(scored) + len(failed) == 40
     assert len(failed) >= 40 - 10 - 8 - 2 * 4, "at most those that nobody had read, and what the slots then ended"
     assert all(trajectory.reward is not None for trajectory in scored)
     assert {(t.stop_reason, t.reward) for t in failed} == {(StopReason.POLICY_FAILURE, None)}
     assert {t.failure and (t.failure.kind, t.failure.where) for t in failed} == {("policy_failure", "sample")}
-    assert any(t.turns or t.messages for t in failed), "some had begun"
+    assert doomed.last in {(t.task_id, t.member) for t in failed}, "it was being sampled"
+    assert all(isinstance(ended, PolicyFailure) for ended in doomed.beside)
+    with pytest.raises(PolicyFailure, match="dead"):
+        ask(policy, SampleRequest(prompt(chat), 1))
     trajectories = collector.collect(4, 2)
     assert {(t.stop_reason, t.reward) for t in trajectories} == {(StopReason.POLICY_FAILURE, None)}
     assert len(trajectories) == 8
@@ -180,27 +185,41 @@ def test_an_engine_that_dies_is_a_policy_failure_and_leaves_nothing(engine: VLLM
     assert len(ask(engine, SampleRequest(prompt(chat), 4))[0]) == 1
 
 
-async def _killed_half_way(
-    policy: VLLMPolicy, collector: Collector, chat: ChatFormat, processes: list[psutil.Process]
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Kill the engine in the middle of a rollout of 40. Returns those that are scored and those that failed."""
-    told: list[Trajectory] = []
-    running: list[asyncio.Task[list[Completion]]] = []
+class Doomed:
+    """Kills the processes of an engine as soon as a further request is under way, once it is told to."""
 
-    async def kill(trajectory: Trajectory) -> None:
-        told.append(trajectory)
-        if len(told) != 10:
-            return
-        running.extend(asyncio.create_task(policy.sample(SampleRequest(prompt(chat), 400))) for _ in range(4))
+    def __init__(self, policy: VLLMPolicy, prompt_ids: list[int], processes: list[psutil.Process]) -> None:
+        self._policy, self._prompt, self._processes = policy, prompt_ids, processes
+        self.max_model_len = policy.max_model_len
+        self.armed = False
+        self.last: tuple[str, int] | None = None
+        self.beside: list[Any] = []
+
+    async def sample(self, request: SampleRequest) -> list[Completion]:
+        if not self.armed or self.last is not None:
+            return await self._policy.sample(request)
+        assert request.task is not None
+        self.last = request.task.id, request.member
+        long = [SampleRequest(self._prompt, 400)] * 4
+        running = [asyncio.create_task(self._policy.sample(asked)) for asked in (request, *long)]
         await asyncio.sleep(0)
-        for process in processes:
+        for process in self._processes:
             process.kill()
+        first, *self.beside = await asyncio.gather(*running, return_exceptions=True)
+        if isinstance(first, BaseException):
+            raise first
+        return first
 
-    found = await asyncio.wait_for(arollout(collector, 20, 2, on_trajectory=kill), 120)
-    for ended in await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60):
-        assert isinstance(ended, PolicyFailure)
-    with pytest.raises(PolicyFailure, match="dead"):
-        await policy.sample(SampleRequest(prompt(chat), 1))
+
+async def _killed_half_way(doomed: Doomed, collector: Collector) -> tuple[list[Trajectory], list[Trajectory]]:
+    """A rollout of 40 whose engine is killed behind the 10th. Returns those that are scored and those that failed."""
+    told: list[Trajectory] = []
+
+    def arm(trajectory: Trajectory) -> None:
+        told.append(trajectory)
+        doomed.armed = len(told) >= 10
+
+    found = await asyncio.wait_for(arollout(collector, 20, 2, on_trajectory=arm), 120)
     assert all(trajectory.failure is None for trajectory in told[:10])
     assert sorted(t.id for t in told) == sorted(t.id for t in found.trajectories)
     failed = [trajectory for trajectory in found.trajectories if trajectory.failure is not None]
