@@ -15,8 +15,9 @@ class Admission:
         max_in_flight: episodes at once, all groups together; None: as many as there are slots.
         max_kv_usage: share of the engine's KV cache, above which no further episode begins; those that run are left
             alone. Counts where the policy tells of its load (`LoadReporting`); there, no more begin between two looks
-            at it than are under way, and 8 at least, so that it is seen before it is too much. What an engine cannot
-            hold it throws out and computes again, so that more in flight would be slower.
+            at it than are under way, and 8 at least, so that it is seen before it is too much (in lockstep, a batch
+            begins as a whole). What an engine cannot hold it throws out and computes again, so that more in flight
+            would be slower.
         max_waiting: requests that wait in the engine for a place, above which no further episode begins; None: any.
             It takes a policy that tells of its load.
         max_unread: finished trajectories that nobody has read yet, above which no further episode begins.

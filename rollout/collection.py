@@ -194,7 +194,7 @@ class Collection:
 
     def ready(self) -> EpisodePlan | None:
         """See `Episodes`."""
-        return self.gate.ready()
+        return self.gate.ready(with_others=True)
 
     async def begin(self, slot: int, plan: EpisodePlan) -> EpisodeRun:
         """See `Episodes`."""

@@ -68,11 +68,17 @@ class Gate:
             self._slots = deque(entry for entry in self._slots if entry[1] is not future)
             raise
 
-    def ready(self) -> EpisodePlan | None:
-        """The next episode, if one may begin right now."""
+    def ready(self, *, with_others: bool = False) -> EpisodePlan | None:
+        """The next episode, if one may begin right now.
+
+        Args:
+            with_others: whether it is one of a batch that begins as a whole, on one word of the engine's.
+        """
         if not self._plans:
             return None
         reason = self._refusal(self._plans[0])
+        if not reason and not with_others and self._load is not None and self._allowed <= 0:
+            reason = "the engine to tell of its load"
         if reason != self.reason:
             self.reason, self.since = reason, time.monotonic()
         if reason:
@@ -134,8 +140,7 @@ class Gate:
                 return f"newer weights than version {version}, after {held} groups"
         load = self._load or EngineLoad(None, None, None)
         state = Underway(self._episodes, self.emitted - self.read, load.kv_usage, load.waiting)
-        refusal = self._admission.refusal(state) or ""
-        return refusal or ("the engine to tell of its load" if self._load and self._allowed <= 0 else "")
+        return self._admission.refusal(state) or ""
 
     def _is_new(self, plan: EpisodePlan) -> bool:
         return plan.task_index - self._first_index >= self._groups

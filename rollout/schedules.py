@@ -17,7 +17,7 @@ class Episodes(Protocol):
         ...
 
     def ready(self) -> EpisodePlan | None:
-        """The next episode, if one may begin right now."""
+        """One more episode for a batch, if one may begin right now."""
         ...
 
     async def begin(self, slot: int, plan: EpisodePlan) -> EpisodeRun:
