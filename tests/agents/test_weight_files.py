@@ -1,5 +1,6 @@
 """New weights in memory are written for the engine, or refused in words that say what to do."""
 
+import contextlib
 import resource
 from collections.abc import Iterator
 from typing import Any
@@ -16,21 +17,21 @@ from toolgym.agents.weights import WeightLayout, as_folder
 from toolgym.envs import ConfigurationError
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond a kilobyte."""
+    """No file may grow beyond a kilobyte. So it is for the whole process: nothing else may write meanwhile."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_024, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_where_the_disk_is_full_it_says_where_that_is(full_disk: None) -> None:
-    weights = load_file(TINY_MODEL / "model.safetensors")
-    with (
-        pytest.raises(ConfigurationError, match=r"cannot be written to .*File too large.*TMPDIR says where"),
-        as_folder(weights, WeightLayout(TINY_MODEL)),
-    ):
+def test_where_the_disk_is_full_it_says_where_that_is() -> None:
+    weights, layout = load_file(TINY_MODEL / "model.safetensors"), WeightLayout(TINY_MODEL)
+    said = r"cannot be written to .*File too large.*TMPDIR says where"
+    with pytest.raises(ConfigurationError, match=said), full_disk(), as_folder(weights, layout):
         pass
 
 
