@@ -202,7 +202,7 @@ class Model:
         return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     size=st.integers(1, 3),
     slots=st.integers(1, 6),

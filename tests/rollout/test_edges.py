@@ -25,7 +25,7 @@ from toolgym.rollout.prompting import OnBreak
 from toolgym.rollout.report import summarize
 from toolgym.rollout.trajectory import SegmentKind, StopReason, Trajectory
 
-LIKELY = settings(max_examples=60, deadline=None)
+LIKELY = settings(max_examples=30, deadline=None)
 KEEPS = st.sampled_from(["head", "tail", "ends"])
 DONE = AssistantMessage("done")
 
@@ -382,7 +382,7 @@ SAID = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(bounds=any_limits(), said=SAID, on_break=st.sampled_from(["stop", "split"]))
 def test_whatever_the_budgets_every_call_that_is_run_is_read_and_all_come_back(
     chat: ChatFormat, splitting: ChatFormat, envs: ToolVectorEnv, bounds: Limits, said: list[Any], on_break: OnBreak

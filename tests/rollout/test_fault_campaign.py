@@ -81,7 +81,7 @@ def healthy(chat: ChatFormat) -> list[Trajectory]:
     return found
 
 
-@pytest.mark.parametrize(("schedule", "count"), [("overlap", TASKS), ("lockstep", 170)])
+@pytest.mark.parametrize(("schedule", "count"), [("overlap", TASKS), ("lockstep", 85)])
 def test_each_failure_has_its_kind_and_the_others_are_as_without_faults(
     chat: ChatFormat, healthy: list[Trajectory], schedule: Any, count: int
 ) -> None:

@@ -79,7 +79,7 @@ def test_500_rollouts_with_new_weights_after_every_50(engine: VLLMPolicy, chat: 
     assert seen == set(folders) - {max(folders)} or seen == set(folders)
     assert len(folders) == 11
     assert broken_off >= 20, "updates came in the middle of answers"
-    assert told_apart > sampled / 20, "the two sets of weights differ in what they say"
+    assert told_apart > sampled / 50, "the two sets of weights differ in what they say"
 
 
 def test_a_trainer_takes_batches_that_are_as_fresh_as_was_agreed_on(

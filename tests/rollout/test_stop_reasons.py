@@ -352,7 +352,7 @@ def test_a_last_answer_is_the_last_even_where_the_environment_goes_on(chat: Chat
 @pytest.mark.parametrize(
     ("tamper", "reason", "said"),
     [
-        ({"token_ids": np.array([2**40])}, StopReason.POLICY_FAILURE, "ids out of range"),
+        ({"token_ids": np.array([2**40])}, StopReason.POLICY_FAILURE, "expected 0 to 2**31 - 1"),
         ({"prompt_ids": 7}, StopReason.TOKEN_MISMATCH, "no token ids"),
     ],
 )
