@@ -70,7 +70,7 @@ class VLLMPolicy:
             starting = start(str(self.model), self._watch, seeds=seeds, **options)
             self._box.append(self._loop.run(starting, timeout=_STARTING))
             self._loop.run(self._warm_up(), timeout=_STARTING)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must leave no process behind
             stop(self._box, self._loop)
             raise
         self.max_model_len = int(self._box[0].model_config.max_model_len)

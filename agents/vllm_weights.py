@@ -11,6 +11,7 @@ from toolgym.agents.policy import InFlight, PolicyFailure
 from toolgym.agents.vllm_engine import answered, seen_through
 from toolgym.agents.weights import WeightLayout, as_folder
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import as_int
 from toolgym.envs.waiting import Overdue, within
 
 _AGAIN = 0.05  # seconds after which requests that were not yet the engine's are aborted again
@@ -74,9 +75,10 @@ class EngineWeights:
             raise ConfigurationError(f"expected a timeout above 0 s, actual {timeout!r}")
         if version is None:
             return self.version + 1
-        if isinstance(version, bool) or not isinstance(version, int) or not self.version < version < 2**31:
+        number = as_int(version)
+        if number is None or not self.version < number < 2**31:
             raise ConfigurationError(f"expected a version above {self.version} (and below 2**31), actual {version!r}")
-        return version
+        return number
 
     def _known_layout(self, engine: Any) -> WeightLayout:
         if self._layout is None:

@@ -20,7 +20,7 @@ class WeightLoading:
         """
         try:
             self.reload_weights(weights_path=folder)
-        except BaseException:
+        except BaseException:  # whatever it was, it goes on to whoever asked
             self._toolgym_tidy()
             raise
         self._toolgym_repack()

@@ -1,10 +1,9 @@
 """Which episode may begin, and when: as many as the engine can hold, its reader can take, and its weights allow."""
 
-import math
 from dataclasses import dataclass
 
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.finite import as_int
+from toolgym.envs.finite import checked_int, checked_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,9 @@ class Admission:
             given = getattr(self, name)
             if given is None and name != "max_unread":
                 continue
-            count = as_int(given)
-            if count is None or count < 1:
-                raise ConfigurationError(f"expected Admission.{name} as an int of 1 or more, actual {given!r}")
-            object.__setattr__(self, name, count)
-        wait = self.weights_timeout
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 < wait < math.inf:
-            raise ConfigurationError(f"expected Admission.weights_timeout as seconds above 0, actual {wait!r}")
+            object.__setattr__(self, name, checked_int(f"Admission.{name}", given, least=1))
+        wait = checked_seconds("Admission.weights_timeout", self.weights_timeout)
+        object.__setattr__(self, "weights_timeout", wait)
         usage = self.max_kv_usage
         if isinstance(usage, bool) or not isinstance(usage, int | float) or not 0 < usage <= 1:
             raise ConfigurationError(f"expected Admission.max_kv_usage in (0, 1], actual {usage!r}")
@@ -107,12 +102,8 @@ class Staleness:
 
     def __post_init__(self) -> None:
         for name, least in (("bound", 0), ("batch", 1)):
-            given = getattr(self, name)
-            count = as_int(given)
-            if count is None or count < least:
-                words = {"bound": "max_staleness", "batch": "groups"}[name]
-                raise ConfigurationError(f"expected {words} as an int of {least} or more, actual {given!r}")
-            object.__setattr__(self, name, count)
+            words = {"bound": "max_staleness", "batch": "groups"}[name]  # as Collector.batches calls them
+            object.__setattr__(self, name, checked_int(words, getattr(self, name), least=least))
 
     def admits(self, held: int, updates: int) -> bool:
         """Whether one more group may begin.

@@ -11,7 +11,7 @@ from toolgym.rollout.collection import Ended
 from toolgym.rollout.groups import Group
 from toolgym.rollout.streams import Stream, place
 from toolgym.rollout.telling import version_of
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import NO_VERSION, Trajectory
 
 
 class BatchesFailed(ToolgymError):
@@ -61,7 +61,7 @@ class Batcher:
     def put(self, ended: Ended) -> None:
         """One more trajectory. After one that was cancelled there are no further batches."""
         self._ended[ended.trajectory.task_index].append(ended)
-        self._over |= _is_cancelled(ended.trajectory)
+        self._over |= ended.trajectory.cancelled
 
     def take(self, *, last: bool = False) -> list[Group]:
         """The next batch, if it is whole, or if there will be no other; else nothing.
@@ -83,7 +83,7 @@ class Batcher:
         """All that has ended, was not cancelled or rejected, and is in no batch that was taken."""
         grouped = [trajectory for group in self._batch for trajectory in group.trajectories]
         others = [ended.trajectory for members in self._ended.values() for ended in members if not ended.rejected]
-        return sorted((t for t in grouped + others if not _is_cancelled(t)), key=place)
+        return sorted((t for t in grouped + others if not t.cancelled), key=place)
 
     def _gather(self, index: int) -> None:
         members = [ended.trajectory for ended in self._ended.pop(index) if not ended.rejected]
@@ -95,7 +95,8 @@ class Batcher:
     def _check_age(self) -> None:
         version, bound = version_of(self._policy) or 0, self._staleness.bound
         for trajectory in (trajectory for group in self._batch for trajectory in group.trajectories):
-            age = version - _head_version(trajectory, version)
+            head, _ = trajectory.version_span
+            age = 0 if head == NO_VERSION else version - head
             if age > bound:
                 raise TooStale(
                     f"trajectory {trajectory.id} was begun {age} versions ago, max_staleness is {bound}: update the "
@@ -106,7 +107,7 @@ class Batcher:
 def in_batches(stream: Stream, policy: Policy) -> Iterator[list[Group]]:
     """See `Collector.batches`."""
     batcher, reader = _batcher(stream, policy), stream.read()
-    with contextlib.closing(reader):  # type: ignore[type-var]  # a generator
+    with contextlib.closing(reader):
         try:
             for ended in reader:
                 batcher.put(ended)
@@ -127,7 +128,7 @@ def in_batches(stream: Stream, policy: Policy) -> Iterator[list[Group]]:
 async def ain_batches(stream: Stream, policy: Policy) -> AsyncIterator[list[Group]]:
     """See `Collector.abatches`."""
     batcher, reader = _batcher(stream, policy), stream.aread()
-    async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
+    async with contextlib.aclosing(reader):
         try:
             async for ended in reader:
                 batcher.put(ended)
@@ -152,12 +153,3 @@ def _batcher(stream: Stream, policy: Policy) -> Batcher:
 def _failed(error: ToolgymError, batcher: Batcher) -> BatchesFailed:
     kind = TooStale if isinstance(error, TooStale) else BatchesFailed
     return kind(str(error), batcher.finished())
-
-
-def _is_cancelled(trajectory: Trajectory) -> bool:
-    return trajectory.stop_reason is StopReason.CANCELLED
-
-
-def _head_version(trajectory: Trajectory, version: int) -> int:
-    sampled = trajectory.versions[trajectory.loss_mask]
-    return int(sampled[0]) if len(sampled) else version

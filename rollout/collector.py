@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 import gymnasium
-import numpy as np
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import LoadReporting, Policy, Sampling
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import checked_int
 from toolgym.envs.tasks import Task
 from toolgym.envs.vector import ToolVectorEnv
 from toolgym.rollout.admission import Admission, Staleness
@@ -87,13 +87,13 @@ class Collector:
             raise ConfigurationError(f"expected a schedule among {', '.join(SCHEDULES)}, actual {self.schedule!r}")
         if self.on_break not in get_args(OnBreak):
             raise ConfigurationError(f"expected on_break as 'stop' or 'split', actual {self.on_break!r}")
-        check_count("seed", self.seed, least=0)
+        seed = checked_int("seed", self.seed, least=0)
         if self.admission.max_waiting is not None and not isinstance(self.policy, LoadReporting):
             raise ConfigurationError(
                 f"Admission.max_waiting is {self.admission.max_waiting}, but the policy does not tell of its load: it "
                 "needs a method load() -> EngineLoad"
             )
-        object.__setattr__(self, "seed", int(self.seed))  # of numpy, it could not be written as JSON
+        object.__setattr__(self, "seed", seed)
         check_time(self.envs, self.limits)
         room = getattr(self.policy, "max_model_len", None)
         if room is not None and self.limits.max_trajectory_tokens > room:
@@ -184,8 +184,8 @@ class Collector:
         staleness: Staleness | None = None,
     ) -> "Stream":
         """What `stream` and its like read from: a collection that begins when it is first read."""
-        check_count("group_size", group_size, least=1)
-        check_count("first_index", first_index, least=0)
+        group_size = checked_int("group_size", group_size, least=1)
+        first_index = checked_int("first_index", first_index, least=0)
         episodes = [
             EpisodePlan(task, index, member)
             for index, task in enumerate(take_tasks(self._slots, tasks, first_index), start=first_index)
@@ -301,15 +301,9 @@ def take_tasks(envs: ToolVectorEnv, tasks: int | Sequence[Task], first: int = 0)
         if wrong := [task for task in tasks if not isinstance(task, Task)]:
             raise ConfigurationError(f"expected tasks as Task(id, prompt), actual {wrong[0]!r:.100}")
         return tasks
-    check_count("tasks", tasks, least=0)
+    count = checked_int("tasks", tasks, least=0)
     size = envs.tasks.size
-    if size is not None and int(tasks) > size:
-        raise ConfigurationError(f"expected up to {size} tasks, all that there are; {tasks} were asked for")
-    numbers = range(first, first + int(tasks))
+    if size is not None and count > size:
+        raise ConfigurationError(f"expected up to {size} tasks, all that there are; {count} were asked for")
+    numbers = range(first, first + count)
     return [envs.tasks.get(number if size is None else number % size) for number in numbers]
-
-
-def check_count(name: str, value: object, *, least: int) -> None:
-    """Check a number. Raises ConfigurationError where it is no int of ``least`` or more."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigurationError(f"expected {name} as an int of {least} or more, actual {value!r:.100}")

@@ -22,7 +22,7 @@ from typing import Any
 from toolgym.agents.chat import ChatFormat
 from toolgym.envs.errors import ConfigurationError
 from toolgym.rollout.files import drop_cut_off_line, make_folder, safe_name
-from toolgym.rollout.trajectory import NO_VERSION, Ints, Sample, Trajectory
+from toolgym.rollout.trajectory import Sample, Trajectory
 
 
 class DumpFolder:
@@ -61,7 +61,7 @@ class DumpFolder:
         Raises:
             OSError: the file cannot be written.
         """
-        folder = self.path / trajectory.scope / str(_versions(trajectory.versions[trajectory.loss_mask])[1])
+        folder = self.path / trajectory.scope / str(trajectory.version_span[1])
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{safe_name(trajectory.task_id)}.jsonl"
         whole = Sample(trajectory.input_ids, trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
@@ -76,7 +76,7 @@ class DumpFolder:
 
     def _entry(self, trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
         prompt_len = int(sample.loss_mask.argmax()) if sample.loss_mask.any() else len(sample)
-        head, tail = _versions(sample.versions[sample.loss_mask])
+        head, tail = sample.version_span
         return {
             "task_id": trajectory.task_id,
             "sample_idx": trajectory.member,
@@ -88,8 +88,3 @@ class DumpFolder:
             "prompt": self._chat.decode(sample.input_ids[:prompt_len].tolist()),
             "completion": self._chat.decode(sample.input_ids[prompt_len:].tolist()),
         }
-
-
-def _versions(sampled: Ints) -> tuple[int, int]:
-    """The first and the last of the versions of sampled tokens."""
-    return (int(sampled[0]), int(sampled[-1])) if len(sampled) else (NO_VERSION, NO_VERSION)

@@ -1,13 +1,13 @@
 """What is kept out of the results: `Filters`, and `Jury`, which asks them."""
 
 import functools
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolgym.envs.errors import ConfigurationError, Failure, ToolgymError
 from toolgym.envs.execution import Executor
+from toolgym.envs.finite import checked_seconds
 from toolgym.envs.waiting import Overdue, StrayExit, described
 from toolgym.rollout.groups import Group
 from toolgym.rollout.trajectory import Trajectory
@@ -56,9 +56,7 @@ class Filters:
         for name in ("accept", "accept_group"):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise ConfigurationError(f"expected Filters.{name} as a function, actual {value!r:.100}")
-        wait = self.timeout
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 < wait < math.inf:
-            raise ConfigurationError(f"expected Filters.timeout as seconds above 0, actual {wait!r}")
+        object.__setattr__(self, "timeout", checked_seconds("Filters.timeout", self.timeout))
 
 
 class Jury:

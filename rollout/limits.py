@@ -1,11 +1,10 @@
 """The limits of an episode: one frozen object, checked when it is made."""
 
-import math
 from dataclasses import dataclass, fields
 from typing import get_args
 
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.finite import as_int
+from toolgym.envs.finite import as_finite, as_int
 from toolgym.rollout.observations import Keep
 
 
@@ -79,7 +78,7 @@ class Limits:
                 raise ConfigurationError(f"expected Limits.{entry.name} as an int, actual {value!r}")
             elif not isinstance(value, float):
                 raise ConfigurationError(f"expected Limits.{entry.name} as a number, actual {value!r}")
-            if not 0 < value < math.inf:
+            if (as_finite(value) or 0.0) <= 0:
                 raise ConfigurationError(f"expected Limits.{entry.name} above 0 and finite, actual {value}")
         for part in ("max_completion_tokens", "max_observation_tokens"):
             if getattr(self, part) > self.max_trajectory_tokens:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Progress:
             self.solved + trajectory.solved,
             self.failed + (trajectory.failure is not None),
             self.rejected + rejected,
-            self.cancelled + (trajectory.stop_reason is StopReason.CANCELLED),
+            self.cancelled + trajectory.cancelled,
             self.retried + len(trajectory.earlier),
             self.turns + len(trajectory.turns),
             self.sampled_tokens + int(trajectory.loss_mask.sum()),

@@ -1,11 +1,10 @@
 """What is done when something of ours fails: keep the failure, try again, or stop everything."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from toolgym.envs.errors import ConfigurationError
-from toolgym.envs.finite import as_int
+from toolgym.envs.finite import checked_int, checked_seconds
 
 OnFailure = Literal["keep", "retry", "raise"]
 
@@ -42,19 +41,13 @@ class Recovery:
             known = ", ".join(get_args(OnFailure))
             raise ConfigurationError(f"expected Recovery.on_failure among {known}, actual {self.on_failure!r}")
         for name in ("retries", "request_retries"):
-            count = as_int(getattr(self, name))
-            if count is None or count < 0:
-                given = getattr(self, name)
-                raise ConfigurationError(f"expected Recovery.{name} as an int of 0 or more, actual {given!r}")
-            object.__setattr__(self, name, count)
+            object.__setattr__(self, name, checked_int(f"Recovery.{name}", getattr(self, name), least=0))
         for name in ("backoff", "max_backoff"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigurationError(f"expected Recovery.{name} as seconds of 0 or more, actual {value!r}")
+            object.__setattr__(self, name, checked_seconds(f"Recovery.{name}", getattr(self, name), zero=True))
 
     def delay(self, attempt: int) -> float:
         """Seconds to wait before repetition number ``attempt``, from 0."""
-        return float(min(self.backoff * 2.0 ** min(attempt, 64), self.max_backoff))
+        return min(self.backoff * 2.0 ** min(attempt, 64), self.max_backoff)
 
     def begins_anew(self, attempt: int) -> bool:
         """Whether a failed episode, in its attempt number ``attempt`` from 0, is begun once more."""

@@ -17,7 +17,7 @@ from toolgym.rollout.groups import Group, group_trajectories
 from toolgym.rollout.interrupts import first_interrupt
 from toolgym.rollout.progress import Progress
 from toolgym.rollout.streams import place
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import Trajectory
 
 OnTrajectory: TypeAlias = Callable[[Trajectory], Any]
 OnProgress: TypeAlias = Callable[[Progress], Any]
@@ -116,7 +116,7 @@ def rollout(
     book = _Book(stream.total, group_size, callbacks, on_progress)
     reader = stream.read()
     # What an interrupt cancels is read to its end, and told like all the rest.
-    with first_interrupt(stream.cancel) as interrupt, contextlib.closing(reader):  # type: ignore[type-var]
+    with first_interrupt(stream.cancel) as interrupt, contextlib.closing(reader):
         while True:
             try:
                 for ended in reader:
@@ -155,7 +155,7 @@ async def arollout(
     book = _Book(stream.total, group_size, _checked(on_trajectory, on_progress), on_progress)
     reader = stream.aread()
     try:
-        async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
+        async with contextlib.aclosing(reader):
             async for ended in reader:
                 for call, argument in book.calls(ended):
                     book.outcome(call, await _acalled(call, argument), stream.cancel)
@@ -186,7 +186,7 @@ class _Book:
         made.progress = made.progress.plus(trajectory, rejected=ended.rejected)
         (made.rejected if ended.rejected else made.trajectories).append(trajectory)
         calls: list[tuple[Callable[[Any], Any], Any]] = []
-        if not ended.rejected and trajectory.stop_reason is not StopReason.CANCELLED:
+        if not ended.rejected and not trajectory.cancelled:
             calls = [(call, trajectory) for call in self._callbacks]
         return [*calls, (self._on_progress, made.progress)] if self._on_progress is not None else calls
 

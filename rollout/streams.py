@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 
 from toolgym.envs.errors import ToolgymError
 from toolgym.envs.waiting import take_outcome, tamed
 from toolgym.rollout.collection import Collection, CollectionPlan, Ended
 from toolgym.rollout.filters import CollectionFailed
-from toolgym.rollout.trajectory import StopReason, Trajectory
+from toolgym.rollout.trajectory import Trajectory
 
 _STOPPING = 10.0  # seconds
 
@@ -32,7 +32,7 @@ class Stream:
         """Trajectories that were asked for."""
         return len(self.plan.episodes)
 
-    def read(self) -> Iterator[Ended]:
+    def read(self) -> Generator[Ended, None, None]:
         """Run it, and yield each trajectory when it has ended.
 
         When the iterator is closed, what runs is cancelled. An interrupt (Ctrl-C) or `cancel` cancels it too, but
@@ -67,7 +67,7 @@ class Stream:
                 # The loop is closed or blocked, or it is its own thread that collects this iterator as garbage.
                 self._loop.call_soon(collection.abandon)
 
-    async def aread(self) -> AsyncIterator[Ended]:
+    async def aread(self) -> AsyncGenerator[Ended, None]:
         """`read` from any event loop; there an interrupt cancels the task that iterates."""
         arrived: asyncio.Queue[Ended | CollectionFailed | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
@@ -113,18 +113,18 @@ class Stream:
 def kept(stream: Stream) -> Iterator[Trajectory]:
     """The trajectories that no filter rejects, when they end; after an interrupt, those that still have ended."""
     reader = stream.read()
-    with contextlib.closing(reader):  # type: ignore[type-var]  # a generator
+    with contextlib.closing(reader):
         for ended in reader:
-            if not ended.rejected and ended.trajectory.stop_reason is not StopReason.CANCELLED:
+            if not ended.rejected and not ended.trajectory.cancelled:
                 yield ended.trajectory
 
 
 async def akept(stream: Stream) -> AsyncIterator[Trajectory]:
     """`kept`, from any event loop."""
     reader = stream.aread()
-    async with contextlib.aclosing(reader):  # type: ignore[type-var]  # a generator
+    async with contextlib.aclosing(reader):
         async for ended in reader:
-            if not ended.rejected and ended.trajectory.stop_reason is not StopReason.CANCELLED:
+            if not ended.rejected and not ended.trajectory.cancelled:
                 yield ended.trajectory
 
 

@@ -117,6 +117,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def version_span(self) -> tuple[int, int]:
+        """The versions of the weights that sampled the first token and the last one; -1 where none was sampled."""
+        return _span(self.versions, self.loss_mask)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -237,6 +242,11 @@ class Trajectory:
         return "eval-rollout" if self.evaluation else "rollout"
 
     @property
+    def cancelled(self) -> bool:
+        """Whether the collection was ended before it."""
+        return self.stop_reason is StopReason.CANCELLED
+
+    @property
     def input_ids(self) -> Ints:
         """(T,) int32, read-only view. One sequence, unless the trajectory was split: then see `samples`."""
         return self._tokens.view("ids")
@@ -255,6 +265,11 @@ class Trajectory:
     def versions(self) -> Ints:
         """(T,) int32, weight version of sampled tokens; -1 elsewhere; read-only view."""
         return self._tokens.view("versions")
+
+    @property
+    def version_span(self) -> tuple[int, int]:
+        """The versions of the weights that sampled the first token and the last one; -1 where none was sampled."""
+        return _span(self.versions, self.loss_mask)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -394,6 +409,11 @@ class Trajectory:
 def _comparable(trajectory: Trajectory) -> list[Any]:
     skipped = {"_tokens", "seconds"}
     return [getattr(trajectory, name) for name in trajectory.__dataclass_fields__ if name not in skipped]
+
+
+def _span(versions: Ints, mask: Bools) -> tuple[int, int]:
+    sampled = versions[mask]
+    return (int(sampled[0]), int(sampled[-1])) if len(sampled) else (NO_VERSION, NO_VERSION)
 
 
 def _grown(column: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:

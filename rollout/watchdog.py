@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from toolgym.envs.errors import ConfigurationError
+from toolgym.envs.finite import checked_seconds
 
 _LOG = logging.getLogger("toolgym.rollout")
 _SHOWN = 8  # slots by name in a log line
@@ -92,8 +93,7 @@ class Watch:
             value = getattr(self, name)
             if name == "after" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigurationError(f"expected Watch.{name} as seconds above 0, actual {value!r}")
+            object.__setattr__(self, name, checked_seconds(f"Watch.{name}", value))
         if self.on_stall is not None and not callable(self.on_stall):
             raise ConfigurationError(f"expected Watch.on_stall as a function, actual {self.on_stall!r}")
 
