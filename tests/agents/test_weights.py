@@ -1,7 +1,6 @@
 """Weights that change under a real engine: between requests, in their middle, and when something is wrong."""
 
 import asyncio
-import functools
 import json
 import shutil
 import threading
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
+from logprobs import PROMPT, agrees, reference
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from toolgym.agents.policy import (
     Completion,
@@ -23,7 +21,6 @@ from toolgym.agents.policy import (
     LoadReporting,
     PolicyFailure,
     SampleRequest,
-    SeedWarning,
     Updatable,
 )
 from toolgym.agents.sampling import continued, sample_all, sample_one
@@ -32,7 +29,6 @@ from toolgym.agents.vllm_policy import VLLMPolicy
 from toolgym.envs import ConfigurationError
 
 pytestmark = pytest.mark.vllm
-PROMPT = np.random.default_rng(7).integers(0, 500, size=300).astype(np.int32)  # longer than a block of the cache
 
 
 def copy_of(folder: Path, name: str) -> Path:
@@ -60,27 +56,6 @@ def restored(engine: VLLMPolicy) -> Iterator[VLLMPolicy]:
     """The engine that all tests share, which has its own weights again afterwards."""
     yield engine
     engine.update_weights(TINY_MODEL)
-
-
-@functools.cache
-def reference(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def expected(folder: Path, completion: Completion, prompt: Any = PROMPT) -> np.ndarray[Any, Any]:
-    """What transformers gives each sampled token under the weights of a folder."""
-    ids = torch.tensor(np.concatenate([prompt, completion.token_ids]).astype(np.int64))[None]
-    with torch.no_grad():
-        found = torch.log_softmax(reference(folder)(ids).logits[0], -1)
-    places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
-    return found[places, torch.tensor(completion.token_ids.astype(np.int64))].numpy()
-
-
-def agrees(completion: Completion, folders: dict[int, Path], prompt: Any = PROMPT) -> bool:
-    """Whether every token has the logprob that the weights of its version give it."""
-    by_version = {version: expected(folders[version], completion, prompt) for version in set(completion.versions)}
-    should = np.array([by_version[version][k] for k, version in enumerate(completion.versions)])
-    return bool(np.abs(should - completion.logprobs).max() < 1e-3)
 
 
 def ask(policy: VLLMPolicy, request: SampleRequest) -> Completion:
@@ -448,95 +423,3 @@ def test_an_update_that_is_cancelled_while_it_loads_is_seen_through(
     completion = asyncio.run(main())
     assert restored.version == version + 1
     assert agrees(completion, {version + 1: others[1]})
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[VLLMPolicy]:
-    """An engine that chunks prefills, without seeds, and has room for few tokens."""
-    with pytest.warns(SeedWarning, match="results depend on scheduling"):
-        policy = VLLMPolicy(
-            TINY_MODEL,
-            max_model_len=512,
-            max_num_seqs=32,
-            seeds=False,
-            enable_chunked_prefill=True,
-            max_num_batched_tokens=64,
-            block_size=32,
-            num_gpu_blocks_override=33,
-        )
-    with policy:
-        yield policy
-
-
-def test_an_engine_without_seeds_survives_long_prompts_in_chunks(small: VLLMPolicy) -> None:
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 500, size=int(rng.integers(300, 480))).astype(np.int32) for _ in range(16)]
-
-    async def main() -> list[Completion]:
-        requests = [SampleRequest(prompt, 20, seed=k) for k, prompt in enumerate(prompts)]
-        return await asyncio.gather(*(sample_one(small, request) for request in requests))
-
-    for prompt, completion in zip(prompts, asyncio.run(main()), strict=True):
-        assert agrees(completion, {0: TINY_MODEL}, prompt)
-    assert small.description["seeds"] is False
-
-
-def test_the_load_is_what_the_engine_can_hold(small: VLLMPolicy) -> None:
-    """The cache has room for 1,024 tokens: two sequences of 512, or a few more shorter ones."""
-    seen: list[EngineLoad] = []
-
-    async def main() -> None:
-        asking = [asyncio.create_task(small.sample(SampleRequest([k] * 30, 470))) for k in range(8)]
-        everything = asyncio.gather(*asking)
-        while not everything.done():
-            seen.append(small.load())
-            await asyncio.sleep(0.005)
-        await everything
-
-    asyncio.run(main())
-    told = [load for load in seen if load.kv_usage is not None and load.running is not None]
-    assert max(load.kv_usage for load in told if load.kv_usage is not None) > 0.9
-    # Two to a few of them run at a time at the end, and the others wait, while the cache is nearly full.
-    assert any(
-        0 < load.running < 4 <= (load.waiting or 0) and (load.kv_usage or 0) > 0.8 for load in told if load.running
-    )
-    assert all(0 <= (load.running or 0) + (load.waiting or 0) <= 8 for load in seen)
-    assert small.load() == EngineLoad(0, 0, 0.0)
-
-
-def test_an_engine_that_dies_in_an_update_is_a_policy_failure_and_leaves_nothing(
-    small: VLLMPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last test of this engine."""
-    engine = small._box[0]
-    engine_loads = type(engine).collective_rpc
-    mine: list[psutil.Process] = []
-    core = {process.pid for process in engine.engine_core.resources.engine_manager.processes}
-
-    def fatal(*arguments: Any, **options: Any) -> Any:
-        mine.extend(process for pid in core for process in psutil.Process(pid).children(recursive=True))
-        mine.extend(psutil.Process(pid) for pid in core)
-        for process in mine:
-            process.kill()
-        return engine_loads(*arguments, **options)
-
-    monkeypatch.setattr(type(engine), "collective_rpc", fatal)
-
-    async def main() -> None:
-        running = [asyncio.create_task(sample_one(small, SampleRequest([k] * 30, 400))) for k in range(8)]
-        await small.sample(SampleRequest(PROMPT, 2))
-        with pytest.raises(PolicyFailure, match=r"dead|died") as failure:
-            await asyncio.wait_for(small.aupdate_weights(TINY_MODEL), 60)
-        assert failure.value.permanent
-        for ended in await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60):
-            assert isinstance(ended, PolicyFailure)
-            assert ended.permanent
-
-    asyncio.run(main())
-    small.close()
-    with pytest.raises(PolicyFailure, match="closed") as failure:
-        small.update_weights(TINY_MODEL)
-    assert failure.value.permanent
-    assert mine
-    assert not psutil.wait_procs(mine, timeout=20)[1]
-    assert sum(thread.name == "toolgym vllm" for thread in threading.enumerate()) <= 1

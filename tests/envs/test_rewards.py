@@ -11,12 +11,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from judged import DONE, UP, BareEnv, CountEnv, SteppedEnv, answered, play, politeness, turns
 
 from toolgym.envs import (
-    AssistantMessage,
     ConfigurationError,
     EnvironmentFailure,
     Episode,
@@ -26,76 +23,10 @@ from toolgym.envs import (
     Score,
     StepView,
     Task,
-    ToolCall,
     ToolEnv,
     ToolVectorEnv,
-    tool,
     tool_env_ids,
 )
-
-DONE = AssistantMessage("done")
-UP = AssistantMessage("", (ToolCall("up", {}),))
-STOP = AssistantMessage("", (ToolCall("stop", {}),))
-
-
-class BareEnv(ToolEnv):
-    """Counts; what that is worth, others say."""
-
-    def __init__(self, **options: Any) -> None:
-        self.count = 0
-        super().__init__(["one", "two"], **options)
-
-    async def setup(self, task: Task) -> None:
-        self.count = 0
-
-    @tool
-    async def up(self) -> int:
-        """Count up."""
-        self.count += 1
-        return self.count
-
-    @tool(ends_episode=True)
-    async def stop(self) -> str:
-        """End the episode."""
-        return "stopped"
-
-
-class CountEnv(BareEnv):
-    """Has a score of its own."""
-
-    def score(self, episode: Episode) -> Any:
-        return {"counted": float(self.count >= 1)}
-
-
-class SteppedEnv(CountEnv):
-    """Pays for every odd step, too."""
-
-    def score_step(self, step: StepView) -> Any:
-        return 0.25 if step.number % 2 else None
-
-
-def turns(episode: Episode) -> float:
-    return float(len(episode.messages))
-
-
-async def politeness(episode: Episode) -> dict[str, float]:
-    await asyncio.sleep(0)
-    return {"please": 1.0, "thanks": 3.0}
-
-
-def answered(step: StepView) -> int:
-    return len(step.observation)
-
-
-def play(env: ToolEnv, *actions: AssistantMessage) -> list[Any]:
-    env.reset(seed=0)
-    try:
-        return [env.step(action) for action in actions]
-    finally:
-        env.close()
-
-
-# Several functions, by name and weight.
 
 
 def test_functions_sync_and_async_are_added_by_name_and_weight() -> None:
@@ -241,108 +172,6 @@ def test_without_a_score_the_whole_reward_decides_with_that_of_the_steps() -> No
         "solved": False,
         "step_score": {"answered": 0.0},
     }
-
-
-# Rewards for steps.
-
-
-def test_steps_are_judged_after_the_tools_have_answered_and_the_last_one_too() -> None:
-    views: list[StepView] = []
-
-    def look(step: StepView) -> float:
-        views.append(step)
-        return float(step.number)
-
-    env = SteppedEnv(rewards=[RewardFunction(look, each_step=True)])
-    first, second, last = play(env, UP, UP, DONE)
-    assert [step[1] for step in (first, second, last)] == [1.25, 2.0, 3.25 + 1.0]
-    assert [step[4]["step_score"] for step in (first, second, last)] == [
-        {"reward": 0.25, "look": 1.0},
-        {"look": 2.0},
-        {"reward": 0.25, "look": 3.0},
-    ]
-    assert last[4]["score"] == {"counted": 1.0}
-    assert [view.number for view in views] == [1, 2, 3]
-    assert [view.observation for view in views] == [first[0], second[0], ()]
-    assert [view.action.content for view in views] == ["", "", "done"]
-    assert [len(view.messages) for view in views] == [3, 5, 6]
-    assert views[0].action.tool_calls[0].id == "call_1_0"
-    assert views[0].task.prompt == views[0].messages[0].content
-
-
-def test_a_step_that_a_tool_or_a_bound_ends_is_judged_like_any_other() -> None:
-    (only,) = play(SteppedEnv(), STOP)
-    assert (only[1], only[2], only[4]["step_score"], only[4]["ended_by_tool"]) == (0.25, True, {"reward": 0.25}, "stop")
-    (only,) = play(SteppedEnv(max_steps=1), UP)
-    assert (only[1], only[3], only[4]["step_score"]) == (1.25, True, {"reward": 0.25})
-
-
-def test_a_message_that_was_not_acted_on_is_no_step() -> None:
-    async def main() -> None:
-        env = SteppedEnv()
-        await env.areset()
-        total = (await env.astep(UP))[1]
-        _, reward, _, truncated, info = await env.atruncate(UP)
-        assert (total, reward, truncated) == (0.25, 1.0, True)
-        assert "step_score" not in info
-        await env.aclose()
-
-    asyncio.run(main())
-
-
-def test_a_step_earns_nothing_where_nobody_judges_steps() -> None:
-    first, last = play(CountEnv(rewards=[turns]), UP, DONE)
-    assert (first[1], first[4]) == (0.0, {"calls": ("ok",)})
-    assert "step_score" not in last[4]
-
-
-values = st.floats(-100, 100)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(values, values), min_size=1, max_size=5), values, values, st.floats(-2, 2))
-def test_the_steps_sum_to_the_whole(steps: list[tuple[float, float]], own: float, final: float, weight: float) -> None:
-    class Paying(BareEnv):
-        async def score_step(self, step: StepView) -> float:
-            return steps[step.number - 1][0]
-
-        async def score(self, episode: Episode) -> float:
-            return own
-
-    async def each(step: StepView) -> float:
-        return steps[step.number - 1][1]
-
-    async def ending(episode: Episode) -> float:
-        return final
-
-    env = Paying(rewards=[RewardFunction(each, weight=weight, each_step=True), RewardFunction(ending, weight=weight)])
-    seen = play(env, *[UP] * (len(steps) - 1), DONE)
-    whole = own + weight * final + sum(one + weight * two for one, two in steps)
-    assert sum(step[1] for step in seen) == pytest.approx(whole, abs=1e-9)
-
-
-def test_the_steps_of_a_vector_sum_to_the_whole_slot_by_slot() -> None:
-    functions = [RewardFunction(answered, each_step=True), turns]
-    with closing(ToolVectorEnv.of(SteppedEnv, num_envs=3, rewards=functions)) as venv:
-        venv.reset(seed=0)
-        rewards = [
-            venv.step([UP, UP, DONE]),
-            venv.step([UP, DONE, None]),
-            venv.step([DONE, None, None]),
-        ]
-        paid = np.stack([step[1] for step in rewards])
-        assert paid.tolist() == [[1.25, 1.25, 0.25 + 2], [1.0, 0 + 1 + 4, 0], [0.25 + 1 + 6, 0, 0]]
-        infos = rewards[0][4]
-        assert infos["step_score"]["answered"].tolist() == [1.0, 1.0, 0.0]
-        assert infos["score"]["turns"].tolist() == [0.0, 0.0, 2.0]
-        assert infos["_step_score"].all()
-
-
-@pytest.mark.filterwarnings("ignore:.*alternative render modes")
-def test_gymnasiums_check_passes_with_rewards_for_steps() -> None:
-    env = SteppedEnv(rewards=[turns, RewardFunction(answered, each_step=True)], render_mode="ansi")
-    check_env(env)
-    env.close()
 
 
 # What goes wrong is a failure.
@@ -543,65 +372,3 @@ def test_an_environment_with_a_sandbox_needs_no_score_either() -> None:
 
     *_, (_, reward, *_) = play(Python(["one"], sandbox="local", rewards=[turns]), DONE)
     assert reward == 2.0
-
-
-# Time for tool calls.
-
-
-class SlowEnv(ToolEnv):
-    """A tool with time, and one with less."""
-
-    @tool
-    async def slow(self) -> None:
-        """Never ends."""
-        await asyncio.sleep(600)
-
-    @tool(timeout=0.01)
-    async def hasty(self) -> None:
-        """Never ends, but has little time."""
-        await asyncio.sleep(600)
-
-    def score(self, episode: Episode) -> float:
-        return 1.0
-
-
-def test_a_step_may_bound_its_tool_calls_and_the_smaller_time_counts() -> None:
-    async def main() -> None:
-        env = SlowEnv(["go"], tool_timeout=500)
-        await env.areset()
-        said = AssistantMessage("", (ToolCall("slow", {}), ToolCall("hasty", {})))
-        observation, _, _, _, info = await env.astep(said, tool_timeout=0.05)
-        assert [message.content for message in observation] == [
-            "slow timed out after 0.05 seconds.",
-            "hasty timed out after 0.01 seconds.",
-        ]
-        assert info["calls"] == ("timeout", "timeout")
-        await env.aclose()
-
-    asyncio.run(main())
-
-
-def test_the_bound_of_one_step_is_not_that_of_the_next() -> None:
-    async def main() -> None:
-        env = SlowEnv(["go"], tool_timeout=0.02)
-        await env.areset()
-        for bound, said in ((0.01, "0.01"), (None, "0.02"), (500.0, "0.02")):
-            observation, *_ = await env.astep(AssistantMessage("", (ToolCall("slow", {}),)), tool_timeout=bound)
-            assert observation[0].content == f"slow timed out after {said} seconds."
-        await env.aclose()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("bound", [0, -1, float("nan"), "1", True])
-def test_a_bound_that_is_none_is_refused_and_nothing_moves(bound: Any) -> None:
-    async def main() -> None:
-        env = SlowEnv(["go"])
-        await env.areset()
-        before = env.messages
-        with pytest.raises(ConfigurationError, match="expected tool_timeout as a number above 0, actual"):
-            await env.astep(DONE, tool_timeout=bound)
-        assert (env.messages, env.running) == (before, True)
-        await env.aclose()
-
-    asyncio.run(main())

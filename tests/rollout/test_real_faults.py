@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from campaign import misaligned
+from campaign import IN_ENVIRONMENT, IN_POLICY, misaligned
 
 from toolgym.agents.chat import ChatFormat
 from toolgym.agents.policy import Completion, SampleRequest
@@ -25,19 +25,14 @@ LIMITS = Limits(
     step_timeout=10.0,
     max_turns=4,
 )
+OF_ENVIRONMENT = (
+    *("tool hangs", "tool raises", "tool returns 50 MB", "tool stops its loop", "tool breaks"),
+    *("setup raises", "setup hangs", "score raises"),
+)
+OF_POLICY = ("raises", "hangs", "misaligned logprobs", "misfed")
 KINDS: dict[str, str | None] = {
-    "tool hangs": None,
-    "tool raises": None,
-    "tool returns 50 MB": None,
-    "tool stops its loop": None,
-    "tool breaks": "box_died",
-    "setup raises": "setup_raised",
-    "setup hangs": "reset_timeout",
-    "score raises": "score_raised",
-    "policy raises": "sample_raised",
-    "policy hangs": "policy_failure",
-    "policy misaligned": "policy_failure",
-    "policy misfed": "token_mismatch",
+    **{kind: IN_ENVIRONMENT[kind] for kind in OF_ENVIRONMENT},
+    **{f"policy {kind}": IN_POLICY[kind] for kind in OF_POLICY},
 }
 
 
@@ -93,7 +88,7 @@ class TroubledEngine:
                 raise RuntimeError("oops")
             case "policy hangs":
                 await asyncio.sleep(60)
-            case "policy misaligned":
+            case "policy misaligned logprobs":
                 return [misaligned(good)]
             case "policy misfed":
                 assert good.prompt_ids is not None

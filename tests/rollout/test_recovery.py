@@ -277,8 +277,8 @@ def _collect_and_close(collector: Collector, envs: ToolVectorEnv) -> None:
     envs.close()
 
 
-class StubbornEnv(EchoEnv):
-    """Fails its first episode, and to close."""
+class ColdEnv(EchoEnv):
+    """Fails its first episode of all."""
 
     used = False
 
@@ -286,6 +286,10 @@ class StubbornEnv(EchoEnv):
         if not type(self).used:
             type(self).used = True
             raise OSError("cold")
+
+
+class StubbornEnv(ColdEnv):
+    """Fails to close, too."""
 
     async def aclose(self) -> None:
         raise OSError("the socket is gone")
@@ -299,15 +303,8 @@ def test_an_old_environment_that_fails_to_close_holds_nothing_up(chat: ChatForma
         _collect_and_close(collector, envs)
 
 
-class HangingEnv(EchoEnv):
-    """Fails its first episode, and never closes."""
-
-    used = False
-
-    async def setup(self, task: Task) -> None:
-        if not type(self).used:
-            type(self).used = True
-            raise OSError("cold")
+class HangingEnv(ColdEnv):
+    """Never closes, either."""
 
     async def aclose(self) -> None:
         await asyncio.Event().wait()
